@@ -109,6 +109,7 @@ enum sym_op {
     SYM_KV_HOT = 47,
     SYM_KV_PRESSURE = 48,
     SYM_KV_FETCH = 49,
+    SYM_FLEET_PLACE = 50,
 };
 
 enum sym_flag {
@@ -124,6 +125,7 @@ enum sym_flag {
     SYM_REBASE = 1, /* KV_EXTRACT, KV_MERGE: entries get positions from 0 on */
     SYM_LOCK_SHARED = 1, /* KV_LOCK: share the lock with other shared holders */
     SYM_LOCK_NOWAIT = 2, /* KV_LOCK: fail with EWOULDBLOCK rather than wait */
+    SYM_FLEET_BEGIN = 1, /* FLEET_PLACE: the program will begin there, so later choices count it */
     SYM_SCRUB_REPAIR = 1, /* SCRUB: rewrite damaged pages from memory; cut files in front of lost pages */
 };
 

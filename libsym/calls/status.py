@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from libsym.abi import Op
+from libsym.abi import FLEET_BEGIN, Op
+from libsym.arguments import Path, path_text
 from libsym.calls.faces import system_call
 from libsym.calls.info import ModelInfo, parse
 from libsym.channel.scripts import Call, Script
@@ -47,7 +49,23 @@ def daemon_check() -> Script[dict[str, int]]:
     return (yield from _object(Op.CHECK))
 
 
-def _object(op: Op) -> Script[dict[str, Any]]:
-    reply = yield Call(op)
+@system_call
+def fleet_place(*paths: Path, begins: bool = False) -> Script[dict[str, Any]]:
+    """Return the machine of the fleet on which a program with these files should run: its name, and why.
+
+    The files' pages should be there, and the machine should have little load. `symphony fleet place` shows the result.
+    `begins`: a program will begin there, so the daemon counts it as load in later choices, until the machine shows it.
+
+    >>> sym.fleet_place()
+    Traceback (most recent call last):
+      ...
+    libsym.errors.NotFound: this daemon is in no fleet: see `etcd` in symphony.toml(5)
+    """
+    payload = json.dumps([path_text(path) for path in paths]).encode()
+    return (yield from _object(Op.FLEET_PLACE, FLEET_BEGIN if begins else 0, payload))
+
+
+def _object(op: Op, flags: int = 0, payload: bytes = b"") -> Script[dict[str, Any]]:
+    reply = yield Call(op, flags=flags, payload=payload)
     found: dict[str, Any] = parse(reply.payload)
     return found

@@ -260,6 +260,11 @@ class BatchScheduler:
         """Number of jobs that are queued or in flight."""
         return len(self._calls)
 
+    @property
+    def num_rows_waiting(self) -> int:
+        """Number of tokens that calls in flight were given, roughly: steps have computed some of them already."""
+        return sum(call.num_given for call in self._calls.calls())
+
     # ---- the run
 
     async def run(self) -> None:

@@ -28,7 +28,7 @@ from scheduler.batch.stays import Connected
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
-from scheduler.operations.fetching import NO_PEERS, Fetcher
+from scheduler.operations.fetching import NO_PEERS, Others
 from scheduler.operations.operation import Operation, Outcome
 from scheduler.operations.pressure import Pressing
 from scheduler.operations.registry import all_operations
@@ -56,7 +56,7 @@ class Gate:
         text: TextModel,
         programs: Programs,
         daemon_info: Callable[[], dict[str, Any]],
-        peers: Fetcher = NO_PEERS,
+        peers: Others = NO_PEERS,
     ) -> None:
         self._accounts = fs.pool.accounts
         self._batches = batches

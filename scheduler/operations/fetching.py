@@ -1,26 +1,33 @@
-"""kv_fetch: a program copies a file of another daemon."""
+"""kv_fetch and fleet_place: a program copies a file of another daemon, or asks where a program should run."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from kvfs.fs import OpenKv
 from kvfs.names.inode import Credentials
-from libsym.abi import Op
+from libsym.abi import FLEET_BEGIN, Op
 from libsym.errors import Invalid, NotFound
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table
 from scheduler.wire.payloads import json_of, mode_of
-from scheduler.wire.replies import Reply
+from scheduler.wire.replies import Reply, json_reply
+
+MAX_FILES = 64
+"""Maximum number of files of a question."""
 
 
-class Fetcher(Protocol):
+class Others(Protocol):
     """The other daemons of a fleet."""
 
     async def fetch(self, creds: Credentials, peer: str, path: str, new_path: str | None, mode: int) -> OpenKv:
         """Make a file with the entries of a peer's file, and open it for writing."""
+        ...
+
+    async def place(self, creds: Credentials, paths: Sequence[str], *, begins: bool) -> dict[str, Any]:
+        """Return the machine for a program that uses these files, and why."""
         ...
 
 
@@ -28,18 +35,25 @@ class _NoPeers:
     async def fetch(self, _creds: Credentials, peer: str, path: str, _new_path: str | None, _mode: int) -> OpenKv:
         raise NotFound(f"{path} of {peer}: this daemon has no peers; see `peers` in symphony.toml(5)")
 
+    async def place(self, _creds: Credentials, _paths: Sequence[str], *, begins: bool) -> dict[str, Any]:
+        del begins
+        raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
+
 
 NO_PEERS = _NoPeers()
 
 
 class Fetching:
-    """Answers KV_FETCH."""
+    """Answers KV_FETCH and FLEET_PLACE."""
 
-    def __init__(self, peers: Fetcher) -> None:
+    def __init__(self, peers: Others) -> None:
         self._peers = peers
 
     def table(self) -> Table:
-        return {Op.KV_FETCH: Operation(self._fetch, max_waiting=MAX_LATER, opens=True)}
+        return {
+            Op.KV_FETCH: Operation(self._fetch, max_waiting=MAX_LATER, opens=True),
+            Op.FLEET_PLACE: Operation(self._place, max_waiting=MAX_LATER),
+        }
 
     def _fetch(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
         names = json_of(call.request, call.request.payload, max_texts=3, max_other_bytes=64)
@@ -47,6 +61,15 @@ class Fetching:
             case [str(peer), str(path), str() | None as new_path]:
                 return self._opened(call.lip, peer, path, new_path, mode_of(call.request))
         raise Invalid("KV_FETCH takes a peer, a path and a new path")
+
+    def _place(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
+        paths = json_of(call.request, call.request.payload, max_texts=MAX_FILES, max_other_bytes=2 * MAX_FILES)
+        if not isinstance(paths, list) or not all(isinstance(each, str) for each in paths):
+            raise Invalid("FLEET_PLACE takes a list of paths")
+        return self._placed(call.lip, paths, bool(call.request.flags & FLEET_BEGIN))
+
+    async def _placed(self, lip: Lip, paths: list[str], begins: bool) -> Reply:
+        return json_reply(await self._peers.place(lip.credentials, paths, begins=begins))
 
     async def _opened(self, lip: Lip, peer: str, path: str, new_path: str | None, mode: int) -> Reply:
         return lip.opened(await self._peers.fetch(lip.credentials, peer, path, new_path, mode))

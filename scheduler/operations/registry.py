@@ -20,7 +20,7 @@ from scheduler.operations.claims import Claiming
 from scheduler.operations.closing import Closing
 from scheduler.operations.directories import Listing
 from scheduler.operations.du import DiskUsage
-from scheduler.operations.fetching import Fetcher, Fetching
+from scheduler.operations.fetching import Fetching, Others
 from scheduler.operations.generate import Generating
 from scheduler.operations.hot import Hot
 from scheduler.operations.kv import KvFiles
@@ -58,7 +58,7 @@ def all_operations(
     text: TextModel,
     programs: Programs,
     daemon_info: Callable[[], dict[str, Any]],
-    peers: Fetcher,
+    peers: Others,
 ) -> Operations:
     """Return all operations of one daemon."""
     locking, limited, mail, pressing = Locking(fs), Limited(text), Mail(fs.volume.alarms), Pressing(fs)

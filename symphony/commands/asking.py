@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from pathlib import Path
 
 import libsym
-from symphony.commands.options import Commands, add_json, add_socket, connect, interval
+from symphony.commands.options import Commands, add_json, add_socket, connect, interval, on_mount
 from symphony.views.reports import disk_lines, du_lines, stat_lines
 from symphony.views.watching import watch
 
@@ -58,15 +56,7 @@ def _sync(args: argparse.Namespace) -> int:
 def _du(args: argparse.Namespace) -> int:
     connect(args)
     info = libsym.daemon_stat()
-    usage, page_bytes = libsym.kv_du(_on_mount(args.path, info["mount"])), info["page_bytes"]
+    usage, page_bytes = libsym.kv_du(on_mount(args.path, info["mount"])), info["page_bytes"]
     lines = disk_lines(usage) if args.disk else du_lines(usage, page_bytes)
     print(json.dumps(usage, indent=2) if args.json else "\n".join(lines))
     return 0
-
-
-def _on_mount(path: str | None, mount: str) -> str:
-    """Return a path for the daemon.
-    A relative path begins at the working directory if that is on the mount, else at the root of the mount.
-    """
-    here = Path.cwd()
-    return os.path.normpath(here / path) if path and here.is_relative_to(Path(mount).resolve()) else path or "."

@@ -1,4 +1,4 @@
-"""`symphony fleet keys | fetch | status`: daemons on several machines."""
+"""`symphony fleet keys | fetch | status | place`: daemons on several machines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import libsym
 from libsym.errors import NotFound
-from symphony.commands.options import Commands, add_json, add_socket, connect
-from symphony.views.fleet import fleet_lines
+from symphony.commands.options import Commands, add_json, add_socket, connect, on_mount
+from symphony.views.fleet import fleet_lines, place_lines
 
 
 def add_fleet(commands: Commands) -> None:
@@ -39,6 +39,12 @@ def add_fleet(commands: Commands) -> None:
     add_json(status)
     status.set_defaults(action=_status)
 
+    place = parts.add_parser("place", help="say on which machine a program should run, and why")
+    add_socket(place)
+    add_json(place)
+    place.add_argument("files", metavar="FILE", nargs="*", help="file that the program uses")
+    place.set_defaults(action=_place)
+
 
 def _keys(args: argparse.Namespace) -> int:
     from symphony.fleet.keys import make_keys  # noqa: PLC0415 - a package that few installations have
@@ -59,4 +65,12 @@ def _status(args: argparse.Namespace) -> int:
     if fleet is None:
         raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
     print(json.dumps(fleet, indent=2) if args.json else "\n".join(fleet_lines(fleet)))
+    return 0
+
+
+def _place(args: argparse.Namespace) -> int:
+    connect(args)
+    mount = libsym.daemon_stat()["mount"]
+    found = libsym.fleet_place(*(on_mount(each, mount) for each in args.files))
+    print(json.dumps(found, indent=2) if args.json else "\n".join(place_lines(found)))
     return 0

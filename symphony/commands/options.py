@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,6 +32,14 @@ def connect(args: argparse.Namespace) -> None:
     """Connect to the daemon that the command line names."""
     socket = socket_of(args)
     libsym.connect(str(socket) if socket else None)
+
+
+def on_mount(path: str | None, mount: str) -> str:
+    """Return a path for the daemon.
+    A relative path begins at the working directory if that is on the mount, else at the root of the mount.
+    """
+    here = Path.cwd()
+    return os.path.normpath(here / path) if path and here.is_relative_to(Path(mount).resolve()) else path or "."
 
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86_400.0

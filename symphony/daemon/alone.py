@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvfs.fs import FileSystem
-from scheduler.operations.fetching import NO_PEERS, Fetcher
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.operations.fetching import NO_PEERS, Others
 from scheduler.status.metrics import Metric
 from symphony.settings.config import Config
 
@@ -14,7 +14,7 @@ from symphony.settings.config import Config
 class Alone:
     """A daemon without peers."""
 
-    fetcher: Fetcher = NO_PEERS
+    others: Others = NO_PEERS
 
     def info(self) -> dict[str, Any] | None:
         """Return the names of the peers, and counts of pages. None: the daemon has no peers."""
@@ -38,13 +38,14 @@ class Alone:
         """Sync the files of the fleet that are open for writing here, while the daemon still has the right to."""
 
 
-def peering_of(config: Config, fs: FileSystem, state: str, catch_up: Callable[[], None]) -> Alone:
+def peering_of(config: Config, fs: FileSystem, state: str, batches: BatchScheduler) -> Alone:
     """Read the keys, and bind the address for peers. SymError: a key or the address can't be used.
 
-    `state`: the identity of the state directory. `catch_up`: commits what calls under way have computed.
+    `state`: the identity of the state directory.
     """
     if not config.peers and config.peer_listen is None and not config.etcd:
         return Alone()
-    from symphony.daemon.peering import Peering  # noqa: PLC0415 - few daemons have peers
+    from symphony.daemon.load import LoadMeter  # noqa: PLC0415 - few daemons have peers
+    from symphony.daemon.peering import Peering  # noqa: PLC0415
 
-    return Peering(config, fs, state, catch_up)
+    return Peering(config, fs, state, batches.sync, LoadMeter(batches).read)

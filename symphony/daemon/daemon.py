@@ -179,8 +179,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     watch = ProgramWatch(programs, batches.sync, batches.stop)
     text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
-    peering = peering_of(config, fs, kept.uuid, batches.sync)
-    gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.fetcher)
+    peering = peering_of(config, fs, kept.uuid, batches)
+    gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.others)
     threads = Threads()
     listener = Listener(gate, model.config.vocab_size, exempt, threads)
     hidden = [config.state, config.socket, programs_socket(config.socket)]

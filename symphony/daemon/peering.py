@@ -18,8 +18,9 @@ from symphony.daemon.alone import Alone
 from symphony.fleet.client import Peers
 from symphony.fleet.etcd import Etcd
 from symphony.fleet.link import Copy, contexts, require_name
-from symphony.fleet.membership import Machine, Membership
+from symphony.fleet.membership import Load, Machine, Membership
 from symphony.fleet.names import FleetNames
+from symphony.fleet.placing import Placer
 from symphony.fleet.server import PeerServer
 from symphony.fleet.versions import Versions
 from symphony.settings.config import Config
@@ -32,8 +33,10 @@ FREE_PARTS = 16
 class Peering(Alone):
     """The daemon's connections with its peers."""
 
-    def __init__(self, config: Config, fs: FileSystem, state: str, catch_up: Callable[[], None]) -> None:
-        """For the arguments, see `peering_of`."""
+    def __init__(
+        self, config: Config, fs: FileSystem, state: str, catch_up: Callable[[], None], load: Callable[[], Load]
+    ) -> None:
+        """For the arguments, see `peering_of`. `load`: function that returns the load of this machine."""
         self._server: PeerServer | None = None
         self._membership: Membership | None = None
         self._names: FleetNames | None = None
@@ -46,15 +49,18 @@ class Peering(Alone):
             require_name(for_server, for_client, name)
             is_encrypted = any(each.startswith("https:") for each in config.etcd)
             for_etcd = contexts(config.etcd_keys or keys)[1] if is_encrypted else None
-            mine = _description(config.peer_listen or "", fs, state)
+            mine = _description(config.peer_listen or "", fs, state, load)
             etcd = Etcd(config.etcd, for_etcd)
             self._membership = Membership(etcd, config.fleet, name, mine)
         found = {} if self._membership is None else self._membership.addresses
-        self.fetcher = self._peers = Peers(fs, ChainMap(addresses, found), for_client)
+        self._peers = Peers(fs, ChainMap(addresses, found), for_client)
+        placer = None
         keep: Callable[[Copy], Awaitable[None]] = _keep_nothing
         if self._membership is not None:
             versions = Versions(fs, self._peers, self._membership, config.copies)
             self._names, keep = FleetNames(fs, etcd, config.fleet, self._membership, versions), versions.keep
+            placer = Placer(fs, etcd, config.fleet, self._membership, self._names.root, self._peers)
+        self.others = _Others(self._peers, placer)
         if config.peer_listen is not None:
             self._server = PeerServer(fs, for_server, _bound(config.peer_listen), catch_up, keep)
 
@@ -95,11 +101,19 @@ class Peering(Alone):
             await self._names.close(limit_s)
 
 
+class _Others:
+    """The other daemons, as calls of programs use them. Satisfies `Others`."""
+
+    def __init__(self, peers: Peers, placer: Placer | None) -> None:
+        self.fetch = peers.fetch
+        self.place = NO_PEERS.place if placer is None else placer.place
+
+
 async def _keep_nothing(_request: Copy) -> None:
     raise NotSupported("this daemon is in no fleet")
 
 
-def _description(where: str, fs: FileSystem, state: str) -> Callable[[], Machine]:
+def _description(where: str, fs: FileSystem, state: str, load: Callable[[], Load]) -> Callable[[], Machine]:
     """Return a function that describes this daemon to other machines."""
     began_s = int(time.time())
 
@@ -107,7 +121,7 @@ def _description(where: str, fs: FileSystem, state: str) -> Callable[[], Machine
         tiers, model = fs.volume.pager.statistics(), fs.volume.model
         num_free = tiers.num_free_frames * FREE_PARTS // tiers.num_frames * tiers.num_frames // FREE_PARTS
         free_bytes = num_free * fs.pool.page_bytes
-        return Machine(where, state, model.name, dict(model.identity), fs.volume.bits, free_bytes, began_s)
+        return Machine(where, state, model.name, dict(model.identity), fs.volume.bits, free_bytes, began_s, load())
 
     return describe
 

@@ -23,7 +23,7 @@ from kvfs.pages.pool import PagePool
 from kvfs.pages.twins import Entries, find_twins
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace, NotFound
-from symphony.fleet.link import Ask, Copy, Link, in_worker, offer_of, require_done
+from symphony.fleet.link import Ask, Copy, Held, Link, held_of, in_worker, offer_of, require_done
 
 NUM_WORKERS = 4
 """Maximum number of concurrent copies. Further copies wait, because steps need the cores."""
@@ -33,6 +33,9 @@ NUM_CONNECTING = 32
 
 COPY_S = 120.0
 """Time that a peer gets to copy a version."""
+
+HELD_S = 2.0
+"""Time that a peer gets to say what it has."""
 
 Address = tuple[str, int]
 
@@ -144,6 +147,17 @@ class Peers:
             await in_worker(link, self._workers, link.send_message, request)
             await link.wait_readable(COPY_S)
             require_done(await in_worker(link, self._workers, link.receive_message), peer)
+        finally:
+            link.close()
+
+    async def held(self, peer: str, question: Held) -> list[int]:
+        """Ask a peer how many entries of each version it has."""
+        self._require(peer)
+        link = await self._connected(peer)
+        try:
+            await in_worker(link, self._connecting, link.send_message, question)
+            await link.wait_readable(HELD_S)
+            return held_of(await in_worker(link, self._connecting, link.receive_message), question, peer)
         finally:
             link.close()
 

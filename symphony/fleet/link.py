@@ -13,6 +13,9 @@ on which user asks.
     length, Copy as JSON             ──►
                                      ◄──    length, {} or {"errno", "message"} as JSON
 
+    length, Held as JSON             ──►
+                                     ◄──    length, {"held": [entries of each version that are there]} as JSON
+
 Lengths, counts and numbers are u32, little-endian. The client closes the connection. Methods of `Link` block, so only
 workers call them.
 """
@@ -48,6 +51,8 @@ without power ends the wait of a copy within 11 s, and another machine can get t
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_TEXT, MAX_MARKS, MAX_ERRNO = 4096, 1000, 4096
 """Limits of what a peer says: characters of an error, marks of a file, and the first number that is no errno."""
+MAX_HELD = 64
+"""Maximum number of versions in one question."""
 VERSION = re.compile(r"[0-9a-z]{1,64}\.[0-9a-f]{1,64}")
 AUTHORITY, CERTIFICATE, KEY = "ca.pem", "machine.pem", "machine.key"
 """Files of a directory of keys: the certificate of the authority, and the daemon's own certificate with its key."""
@@ -74,6 +79,14 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A question: how many entries of each version of a fleet's files the peer has."""
+
+    held: list[str]
+    """Versions: IDENT.TAG."""
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """The shape of a file that may be read. `marks`: as `KvFile.marks`, with a mark for every entry."""
 
@@ -82,11 +95,14 @@ class Offer:
     marks: list[tuple[str, int]]
 
 
-def ask_of(message: dict[str, Any]) -> Ask | Copy:
+def ask_of(message: dict[str, Any]) -> Ask | Copy | Held:
     """Return a peer's message as a request."""
     match message:
         case {"version": str(version), "machine": str(machine)} if VERSION.fullmatch(version):
             return Copy(version, machine)
+        case {"held": list(versions)} if len(versions) <= MAX_HELD:
+            if all(isinstance(each, str) and VERSION.fullmatch(each) for each in versions):
+                return Held(versions)
         case {"path": str(path), "uid": int(uid), "gid": int(gid), "groups": list(groups)}:
             if all(isinstance(each, int) for each in groups):
                 return Ask(path, uid, gid, groups)
@@ -109,6 +125,16 @@ def offer_of(message: dict[str, Any], other: str) -> Offer:
             if 0 <= header_bytes <= LENGTH_BYTES + MAX_HEADER_BYTES and len(pairs) == len(marks) <= MAX_MARKS:
                 return Offer(size, header_bytes, pairs)
     raise ProtocolError(f"{other} offered {str(message)[:MAX_TEXT]}")
+
+
+def held_of(message: dict[str, Any], asked: Held, other: str) -> list[int]:
+    """Return a peer's answer to a question, or raise the error that the message has."""
+    require_done(message, other)
+    match message:
+        case {"held": list(held)} if len(held) == len(asked.held):
+            if all(isinstance(each, int) and 0 <= each < 1 << 63 for each in held):
+                return held
+    raise ProtocolError(f"{other} answered {str(message)[:MAX_TEXT]}")
 
 
 def _is_mark(mark: object) -> bool:
@@ -236,7 +262,7 @@ class Link:
         self.receive_into(memoryview(room))
         return bytes(room)
 
-    def send_message(self, message: Ask | Copy | Offer | dict[str, Any]) -> None:
+    def send_message(self, message: Ask | Copy | Held | Offer | dict[str, Any]) -> None:
         """Send a message as JSON."""
         text = json.dumps(message if isinstance(message, dict) else asdict(message)).encode()
         self.send(len(text).to_bytes(4, "little"), text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -39,6 +39,20 @@ NUM_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """The load of a machine. Numbers are rounded, since each change is written to the disks of etcd."""
+
+    calls: int
+    """Mean number of calls that a step held, rounded up."""
+    step_us: int
+    """Time of a step at this load."""
+    row_us: int
+    """Time that one more row of a prompt adds to a step."""
+    backlog_us: int
+    """Time of the rows that wait to be computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """A daemon of the fleet, as its record says."""
 
@@ -53,6 +67,8 @@ class Machine:
     """Memory for pages that holds none, roughly."""
     since_s: int
     """Time at which the daemon started, in seconds since 1970."""
+    load: Load | None = None
+    """None: a daemon of an earlier release, which publishes no load."""
 
     def differences(self, other: Machine) -> list[str]:
         """Return the facts of the identity that differ, and `bits` if the processors compute other bits."""
@@ -70,15 +86,25 @@ def machine_of(record: Record) -> Machine | None:
             case {
                 "address": str(where), "state": str(state), "model": str(model), "identity": dict(identity),
                 "bits": str(bits), "free_bytes": int(free_bytes), "since_s": int(since_s),
+                **others,
             }:  # fmt: skip
                 address(where)
                 texts, numbers = (where, state, model, bits, *identity, *identity.values()), (free_bytes, since_s)
                 if all(isinstance(each, str) and each.isprintable() for each in texts) and all(
                     0 <= each < MAX_NUMBER for each in numbers
                 ):
-                    return Machine(where, state, model, identity, bits, free_bytes, since_s)
+                    return Machine(where, state, model, identity, bits, free_bytes, since_s, _load_of(others))
     except (ValueError, RecursionError):
         pass
+    return None
+
+
+def _load_of(fields: Mapping[Any, Any]) -> Load | None:
+    """Return the load in the fields of a record. None: there is none, or it is malformed."""
+    match fields:
+        case {"load": {"calls": int(calls), "step_us": int(step), "row_us": int(row), "backlog_us": int(backlog)}}:
+            if all(0 <= each < MAX_NUMBER for each in (calls, step, row, backlog)):
+                return Load(calls, step, row, backlog)
     return None
 
 
@@ -120,6 +146,10 @@ class Membership:
     def present(self) -> list[str]:
         """The machines that etcd lists."""
         return [*self._machines]
+
+    def machines(self) -> dict[str, Machine]:
+        """Return the machines by name, as etcd listed them last. This machine is one of them, and as it is now."""
+        return {**self._machines, self._name: self._mine()}
 
     def others(self) -> list[str]:
         """Return the other machines that compute with the same model. Those with much free memory are first."""

@@ -25,7 +25,8 @@ from kvfs.pages.looking import copies, look
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, SymError
 from scheduler.wire.peers import accept_for_ever
-from symphony.fleet.link import IDLE_S, Ask, Copy, Link, Offer, ask_of, in_worker
+from symphony.fleet.holding import entries_here
+from symphony.fleet.link import IDLE_S, Ask, Copy, Held, Link, Offer, ask_of, in_worker
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +109,10 @@ class PeerServer:
         ask = ask_of(await in_worker(link, self._workers, link.receive_message))
         if isinstance(ask, Copy):
             await self._copy(link, ask)
+            return
+        if isinstance(ask, Held):
+            held = [entries_here(self._fs, version) for version in ask.held]
+            await in_worker(link, self._workers, link.send_message, {"held": held})
             return
         try:
             snapshot, marks = self._open(ask)

@@ -1,8 +1,10 @@
-"""Lines that `symphony fleet status` prints."""
+"""Lines that `symphony fleet status` and `symphony fleet place` print."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from symphony.views.reports import human_bytes
@@ -18,8 +20,30 @@ def fleet_lines(fleet: dict[str, Any]) -> list[str]:
         differs = f"other {', '.join(machine['differs'])}" if machine["differs"] else "same"
         free = human_bytes(machine["free_bytes"])
         rows.append((name + here, machine["address"], machine["model"], differs, free, since))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     head = f"fleet {fleet['name']}, this machine is {fleet['machine']}: {state}"
     arrive = fleet["names_trouble"] or "changes of the other machines arrive"
     names = f"/fleet has {fleet['names']} names, {arrive}"
-    return [head, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), names]
+    return [head, *_columns(rows), names]
+
+
+def place_lines(found: dict[str, Any]) -> list[str]:
+    """Return the machine for a program and the reason, and a table of the machines, the best one first.
+
+    CALLS: mean number of calls in a step. DELAY: time that the program would wait there, by `symphony.fleet.placement`.
+    """
+    machines = found["machines"]
+    order = sorted(machines, key=lambda name: (name != found["machine"], machines[name]["delay_s"] or math.inf, name))
+    rows = [("MACHINE", "ENTRIES", "FREE", "CALLS", "DELAY", "")]
+    for name in order:
+        each, here = machines[name], "*" if name == found["here"] else ""
+        calls = "-" if each["calls"] is None else str(each["calls"])
+        delay = "-" if each["delay_s"] is None else f"{each['delay_s']:.2f} s"
+        rows.append(
+            (name + here, f"{each['entries']:,}", human_bytes(each["free_bytes"]), calls, delay, each["refusal"])
+        )
+    return [f"{found['machine']}: {found['reason']}", *_columns(rows)]
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

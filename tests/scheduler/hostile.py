@@ -152,6 +152,8 @@ def calls_of_files(kv: sym.KV) -> None:
     sym.kv_merge([kv, "fork.kv"], "merged.kv").close()
     with suppress(sym.NotFound):
         sym.kv_fetch("east", "merged.kv", "fetched.kv")
+    with suppress(sym.NotFound):
+        sym.fleet_place("merged.kv")
     sym.kv_advise(kv, sym.PIN(1.0), sym.PRIORITY(3), sym.UNPIN)
     sym.kv_advise("fork.kv", sym.TTL(100.0), sym.WILLNEED)
     sym.kv_mkdir("made")

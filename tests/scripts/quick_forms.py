@@ -115,6 +115,13 @@ FORMS = {
         ),
         may_be_empty=(r"0\.0 to 0\.\d",),
     ),
+    "bench/placement.py": Form(
+        ("--quick", "--machine=cpu", "--shrink=8", "--fetch"),
+        (
+            r"20 machines \(SmolLM2-135M .*\), [\d,]+ requests in 6 minutes, drawn conversations, .*",
+            *(rf"{policy} +([\d.]+ % +){{3}}([\d.]+ +){{5}}\d+" for policy in ("placement", "least loaded", "random")),
+        )
+    ),
     "bench/mount.py": Form(
         table=tuple(
             rf"{what} +[\d.]+ us .*; the daemon's processor time [\d.]+ us"

@@ -46,6 +46,15 @@ def test_steps_that_need_no_interpreter_are_counted(bench):
     assert (bench.batches.statistics.num_steps, bench.batches.statistics.num_steps_in_c) == (1, 1)
 
 
+async def test_the_tokens_of_calls_in_flight_are_rows_that_wait(bench):
+    files = [bench.fs.kv_create(ME, None) for _ in range(2)]
+    first = await bench.held(lambda: bench.submit(files[0], [5] * 40))
+    second = bench.submit(files[1], [6, 7])
+    assert bench.batches.num_rows_waiting == 42
+    await bench.finish(first, second)
+    assert bench.batches.num_rows_waiting == 0
+
+
 async def test_a_call_that_is_computed_has_changed_and_used_its_file(bench):
     file = bench.fs.kv_create(ME, "a.kv", 0o600)
     inode, content = file.inode, file.content

@@ -25,10 +25,11 @@ from libsym.errors import Exists, Invalid, SymError, TimedOut
 from symphony.fleet.etcd import MAX_ANSWER_BYTES, Etcd, Record
 from symphony.fleet.keys import make_keys
 from symphony.fleet.link import contexts, require_name
-from symphony.fleet.membership import MAX_MACHINES, MAX_RECORD_BYTES, RENEW_S, Machine, Membership, machine_of
+from symphony.fleet.membership import MAX_MACHINES, MAX_RECORD_BYTES, RENEW_S, Load, Machine, Membership, machine_of
 from tests.symphony.etcd import EtcdServer
 
 EAST = Machine("10.0.0.1:7313", "state of east", "tiny", {"model": "a", "layout": "b"}, "avx", 1 << 20, 1_700_000_000)
+LOAD = Load(3, 15_360, 512, 1_048_576)
 WEST = replace(EAST, address="10.0.0.2:7313", state="state of west", bits="amx", identity={"model": "a", "layout": "c"})
 
 
@@ -202,6 +203,8 @@ def test_a_record_is_written_only_over_the_revision_that_was_seen(etcd):
     assert not etcd.put("a/1", b"z", 0, record.revision)
     assert etcd.put("a0", b"behind the prefix", 0, 0)
     assert [each.value for each in etcd.read("a/")] == [b""]
+    assert etcd.get("a/1") == etcd.read("a/")[0]
+    assert etcd.get("a/") is None
 
 
 def test_a_record_ends_with_its_lease(etcd):
@@ -486,6 +489,30 @@ MACHINES = [
 @pytest.mark.parametrize("value", MACHINES, ids=lambda value: str(value[-40:]))
 def test_a_malformed_record_is_no_machine(value):
     assert machine_of(Record("k", value, 1, 0)) is None
+
+
+@pytest.mark.parametrize("load", [None, {}, {"calls": 1}, dict.fromkeys(("calls", "step_us", "row_us"), 1), 7, "idle"])
+def test_a_machine_whose_load_is_not_there_or_malformed_has_no_load(load):
+    without = {key: value for key, value in asdict(EAST).items() if key != "load"}
+    for fields in (without, without | {"load": load}):
+        assert machine_of(Record("k", json.dumps(fields).encode(), 1, 0)) == EAST
+    for number in (-1, 1 << 70):
+        fields = without | {"load": asdict(replace(LOAD, backlog_us=number))}
+        assert machine_of(Record("k", json.dumps(fields).encode(), 1, 0)) == EAST
+
+
+def test_a_machine_publishes_its_load(etcd, request):
+    fleet = fleet_of(request)
+    busy = replace(EAST, load=LOAD)
+    east, west = Membership(etcd, fleet, "east", lambda: busy), Membership(etcd, fleet, "west", lambda: WEST)
+
+    async def main() -> None:
+        await east.join()
+        await west.join()
+        assert west.machines() == {"east": busy, "west": WEST}
+        assert west.info()["machines"]["east"]["load"] == asdict(LOAD)
+
+    run(main)
 
 
 def test_a_daemon_whose_certificate_has_another_name_is_refused(tmp_path):
