@@ -13,6 +13,7 @@ import trio
 
 from kvfs.fs import FileSystem
 from libsym.errors import Invalid, NotSupported, SymError
+from scheduler.operations.fetching import NO_PEERS
 from scheduler.status.metrics import Metric, gauge
 from symphony.daemon.alone import Alone
 from symphony.fleet.client import Peers
