@@ -124,7 +124,8 @@ def test_a_chat_on_a_terminal_can_be_interrupted_and_shows_what_was_said_before(
     terminal.shows("> ")
     types(b"Write a long tale of the sea.\r", "\n", " ")
     types(b"\x03", "> ")
-    types(b"half a line\x03", "> ")
+    types(b"half a line", "half a line")  # the program reads the terminal again
+    types(b"\x03", "> ")
     types(b"/stats\r", "tokens of the context are used", "> ")
     types(b"/system You are a pirate.\r", "next question", "> ")
     types(b"/quit\r")
