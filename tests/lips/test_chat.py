@@ -1,6 +1,8 @@
 """A conversation in a file: it outlives the daemon, a turn can be undone, and a copy can be talked to."""
 
 import io
+import os
+import select
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -124,8 +126,13 @@ def test_a_chat_on_a_terminal_can_be_interrupted_and_shows_what_was_said_before(
     terminal.shows("> ")
     types(b"Write a long tale of the sea.\r", "\n", " ")
     types(b"\x03", "> ")
-    types(b"half a line", "half a line")  # the program reads the terminal again
-    types(b"\x03", "> ")
+    for _ in range(20):  # what is typed while the program changes the terminal's mode is discarded
+        terminal.types(b"half a line\x03")
+        while select.select([terminal.master], [], [], 1)[0]:
+            terminal.shown += os.read(terminal.master, 4096).decode()
+        if "> " in terminal.shown:
+            break
+    terminal.shows("> ")
     types(b"/stats\r", "tokens of the context are used", "> ")
     types(b"/system You are a pirate.\r", "next question", "> ")
     types(b"/quit\r")
