@@ -31,7 +31,7 @@ import numpy as np
 from harness import arguments, processor, quantile, show_rows
 
 from symphony.fleet.membership import RENEW_S
-from symphony.fleet.placement import LINK_BYTES_S, TABLE, Table, Wanted, choose
+from symphony.fleet.placement import LINK_BYTES_S, TABLE, ProgramNeeds, Table, choose
 from symphony.policy.machine import Machine as Costs
 from symphony.policy.machine import machine_of
 
@@ -212,7 +212,7 @@ class Result:
     choose_us: float = 0.0
 
 
-Policy = Callable[[Table, Wanted], int]
+Policy = Callable[[Table, ProgramNeeds], int]
 
 
 class Fleet:
@@ -265,7 +265,7 @@ class Fleet:
         most = int(self.table["held"].max())
         placer = self._chance.randrange(len(self._placed))
         self.table["placed"] = self._placed[placer]
-        wanted = Wanted(most, self.costs.entry_bytes if fetch else 0, self._chance.getrandbits(32))
+        wanted = ProgramNeeds(most, self.costs.entry_bytes if fetch else 0, self._chance.getrandbits(32))
         began_s = time.perf_counter()
         number = policy(self.table, wanted)
         self.result.choose_us += (time.perf_counter() - began_s) * 1e6
@@ -341,15 +341,15 @@ class Fleet:
             heapq.heappush(self.events, (machine.next_s(), number, machine.version))
 
 
-def by_placement(table: Table, wanted: Wanted) -> int:
+def by_placement(table: Table, wanted: ProgramNeeds) -> int:
     return choose(table, wanted).row
 
 
-def by_load(table: Table, wanted: Wanted) -> int:
-    return choose(table, Wanted(seed=wanted.seed)).row
+def by_load(table: Table, wanted: ProgramNeeds) -> int:
+    return choose(table, ProgramNeeds(seed=wanted.seed)).row
 
 
-def by_chance(table: Table, wanted: Wanted) -> int:
+def by_chance(table: Table, wanted: ProgramNeeds) -> int:
     return random.Random(wanted.seed).randrange(len(table))
 
 

@@ -57,7 +57,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProgramNeeds:
     """Needs of a program."""
 
     num_entries: int = 0
@@ -78,7 +78,7 @@ class Choice:
     """Delay of each row. Infinite: the program can't run there."""
 
 
-def choose(table: Table, wanted: Wanted) -> Choice:
+def choose(table: Table, wanted: ProgramNeeds) -> Choice:
     """Choose the machine on which a program waits least."""
     assert table.dtype == TABLE
     delays_s = np.where(table["can"], _delays_s(table, wanted), np.inf)
@@ -88,7 +88,7 @@ def choose(table: Table, wanted: Wanted) -> Choice:
     return Choice(int(near[_mixed(wanted.seed) % len(near)]), delays_s)
 
 
-def _delays_s(table: Table, wanted: Wanted) -> Floats:
+def _delays_s(table: Table, wanted: ProgramNeeds) -> Floats:
     missing, row_s = np.maximum(wanted.num_entries - table["held"], 0), table["row_s"]
     lacking = np.maximum(missing * wanted.entry_bytes - table["free_bytes"], 0)
     entry_s = wanted.entry_bytes / LINK_BYTES_S if wanted.entry_bytes else row_s

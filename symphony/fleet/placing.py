@@ -30,7 +30,7 @@ from symphony.fleet.etcd import Etcd
 from symphony.fleet.holding import entries_here
 from symphony.fleet.link import MAX_HELD, Held
 from symphony.fleet.membership import Load, Machine, Membership
-from symphony.fleet.placement import TABLE, Table, Wanted, choose
+from symphony.fleet.placement import TABLE, ProgramNeeds, Table, choose
 from symphony.fleet.records import ROOT, Keys, NameRecord, record_of
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Placer:
         refusals = self._refusals(machines, files)
         held = self._known(machines, files)
         table = self._table(machines, refusals)
-        wanted = Wanted(files.num_entries, self._fs.pool.page_bytes // PAGE_ENTRIES, randbits(32))
+        wanted = ProgramNeeds(files.num_entries, self._fs.pool.page_bytes // PAGE_ENTRIES, randbits(32))
         await self._ask(table, wanted, names, held, files)
         table["held"] = [held[name] for name in names]
         choice = choose(table, wanted)
@@ -196,7 +196,9 @@ class Placer:
             table[row] = (not refusals[name], 0, machine.free_bytes, *seconds, placed[name])
         return table
 
-    async def _ask(self, table: Table, wanted: Wanted, names: list[str], held: Counter[str], files: _Files) -> None:
+    async def _ask(
+        self, table: Table, wanted: ProgramNeeds, names: list[str], held: Counter[str], files: _Files
+    ) -> None:
         """Ask the machines that would be best if they had all files what they have, and note it in `held`."""
         if not files.versions:
             return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from symphony.fleet.placement import EVICT_BYTES_S, LINK_BYTES_S, TABLE, TYPICAL_STEPS, Table, Wanted, choose
+from symphony.fleet.placement import EVICT_BYTES_S, LINK_BYTES_S, TABLE, TYPICAL_STEPS, ProgramNeeds, Table, choose
 
 ENTRY_BYTES = 23_040
-PREFIX = Wanted(7000, ENTRY_BYTES)
+PREFIX = ProgramNeeds(7000, ENTRY_BYTES)
 GIB = 1 << 30
 
 
@@ -20,10 +20,10 @@ def machines(count: int, **columns: object) -> Table:
     return table
 
 
-def rows(table: Table, wanted: Wanted) -> set[int]:
+def rows(table: Table, wanted: ProgramNeeds) -> set[int]:
     """The rows that any of many seeds chooses."""
     seeds = range(200)
-    return {choose(table, Wanted(wanted.num_entries, wanted.entry_bytes, seed)).row for seed in seeds}
+    return {choose(table, ProgramNeeds(wanted.num_entries, wanted.entry_bytes, seed)).row for seed in seeds}
 
 
 def test_a_program_runs_where_its_pages_are():
@@ -42,23 +42,23 @@ def test_a_program_runs_elsewhere_when_the_load_costs_more_than_the_pages():
 def test_entries_that_are_computed_count_more_than_entries_that_are_fetched():
     table = machines(2, held=(7000, 0), backlog_s=(4.0, 0))
     assert rows(table, PREFIX) == {1}
-    assert rows(table, Wanted(7000)) == {0}
+    assert rows(table, ProgramNeeds(7000)) == {0}
 
 
 def test_programs_that_were_just_placed_count_as_load():
-    assert rows(machines(3, placed=(1, 0, 2)), Wanted()) == {1}
+    assert rows(machines(3, placed=(1, 0, 2)), ProgramNeeds()) == {1}
     many = machines(2, held=(7000, 0), placed=(8, 0))
     assert rows(many, PREFIX) == {1}
 
 
 def test_a_seed_draws_one_of_the_machines_that_are_as_good_as_the_best():
     table = machines(4, step_s=(7e-3, 7.05e-3, 9e-3, 7e-3))
-    assert rows(table, Wanted()) == {0, 1, 3}
-    assert len({choose(table, Wanted(seed=5)).row for _ in range(5)}) == 1
+    assert rows(table, ProgramNeeds()) == {0, 1, 3}
+    assert len({choose(table, ProgramNeeds(seed=5)).row for _ in range(5)}) == 1
 
 
 def test_programs_of_many_daemons_spread_over_equal_machines():
-    counts = np.bincount([choose(machines(10), Wanted(seed=seed)).row for seed in range(2000)])
+    counts = np.bincount([choose(machines(10), ProgramNeeds(seed=seed)).row for seed in range(2000)])
     assert counts.min() > 140
     assert counts.max() < 260
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +15,18 @@ from libsym.errors import Invalid, NoAccess, NotFound, ProtocolError, SymError, 
 from symphony.fleet import placement, placing
 from symphony.fleet.client import Peers
 from symphony.fleet.etcd import Etcd
-from symphony.fleet.keys import make_keys
 from symphony.fleet.link import Held, ask_of, contexts, held_of
 from symphony.fleet.membership import Load
 from symphony.fleet.placing import Placer
 from tests.symphony.etcd import EtcdServer
 from tests.symphony.fleet.members import ROOT, USER, Member, fleet_of
+from tests.symphony.fleet.test_names import keys, server
 
 IDLE = Load(0, 7000, 500, 0)
 NAMES = ["east", "north", "west"]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("keys")
-    make_keys(directory, NAMES)
-    return directory
+__all__ = ["keys", "server"]
 
 
 class Side:
