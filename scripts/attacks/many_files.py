@@ -110,9 +110,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="attack-") as directory:
         state = Path(directory) / "state"
         with daemon(*common, "--state", state, tree=args.tree) as served:
-            before, mine, empty_us = memory_bytes(served), served.mount / "mine", processor_us(served.pid)
-            with program(served, ATTACKER, MAKER, mine) as maker:
+            empty_us = processor_us(served.pid)
+            with program(served, ATTACKER, MAKER, served.mount / "mine") as maker:
                 few = costs(served, maker, asked)
+                # Not earlier: the weights of the model can become a huge page shortly after the start.
+                before = memory_bytes(served)
                 made_us = maker.cost_us("make", number)
                 many = costs(served, maker, asked)
             grown = (memory_bytes(served) - before) / number
