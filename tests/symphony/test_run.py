@@ -81,6 +81,7 @@ def test_a_program_has_the_environment_umask_and_limits_of_its_user(launchers):
     assert out.startswith("yes a=b False 0o27\n(333, 333) XYZ ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", [{"PYTHONHASHSEED": "0"}, {"LC_ALL": "en_US.ISO-8859-1"}])
 def test_what_only_an_interpreters_start_can_heed_is_heeded(launchers, variable):
     program = launchers.script("print(sys.flags.hash_randomization, hash('a'), sys.stdout.encoding)")

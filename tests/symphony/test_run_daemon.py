@@ -26,6 +26,7 @@ def listed(daemon) -> list[dict]:
     return json.loads(daemon.symphony("ps", "--json").stdout)
 
 
+@pytest.mark.slow
 def test_a_program_calls_the_model_as_itself_and_so_does_its_child_by_fork(daemon, script):
     program = script("""
         def look(tokens):

@@ -50,6 +50,7 @@ class Terminal:
         return status
 
 
+@pytest.mark.slow
 def test_a_program_has_a_terminal_of_the_same_size_that_follows_its_users(launchers):
     program = launchers.script("""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})

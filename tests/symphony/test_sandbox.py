@@ -99,6 +99,7 @@ def test_its_home_is_empty_and_its_own(launchers):
     assert lines(launchers, "print(open(os.path.expanduser('~/secret')).read())", "--bind", f"{home}:ro") == ["s"]
 
 
+@pytest.mark.slow
 def test_a_directory_is_bound_to_be_written_to_or_only_to_be_read(launchers):
     inside, read = launchers.outside / "rw", launchers.outside / "ro"
     for each in (inside, read):

@@ -66,6 +66,7 @@ def manager():
     manager.close()
 
 
+@pytest.mark.slow
 def test_the_service_manager_hears_of_every_stage(start_daemon, manager, tmp_path):
     config = tmp_path / "symphony.toml"
     config.write_text('model = "tiny"\nkv_memory = "8M"\n')

@@ -70,6 +70,7 @@ def mapped_file(memory: PanelMemory) -> str:
     raise AssertionError(memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_huge", [True, False])
 def test_a_file_is_mapped_if_it_is_in_huge_pages_and_copied_if_not(cache, about, monkeypatch, caplog, is_huge):
     monkeypatch.setattr(FileView, "is_huge", lambda _view: is_huge)
@@ -320,6 +321,7 @@ def panels_of(model, precision: str, directory: Path | None = None, isa: str = "
     return packed.owned[0].array
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bf16", "int8", "int4"])
 def test_a_model_from_the_cache_has_the_same_panels(tmp_path, cache, caplog, precision):
     caplog.set_level("INFO")

@@ -219,6 +219,7 @@ def test_a_step_of_copies_alone_copies(cpu_bench):
     assert bench.arena.masked(heads[0], 16) == heads[0], "no more than half a page"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     ("precision", "poison"),

@@ -105,6 +105,7 @@ def test_a_text_without_a_place_is_not_cut():
     assert across_words.cut(WORDS) is None
 
 
+@pytest.mark.slow
 def test_no_call_converts_many_tokens_of_a_text_and_its_tokens_are_those_of_the_whole(monkeypatch):
     """Texts are tokenized with special tokens, without, and with those that a chat template has written."""
     families = [FAMILIES[name]() for name in FAMILIES if name != "gpt-2"]

@@ -176,6 +176,7 @@ def test_several_loops_and_plain_threads_share_a_connection(client: ClientChanne
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_a_thread_that_leaves_does_not_strand_a_task(client: ClientChannel, observer: ClientChannel) -> None:
     """The thread leads while the task sleeps; when its own reply has come, the task's must still be noticed."""
 

@@ -47,6 +47,7 @@ def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client)
     assert again.usage.cache_read_input_tokens == counted - 1, "all but the token to go on from"
 
 
+@pytest.mark.slow
 def test_stops_have_their_reasons(client):
     assert ask(client, max_tokens=2).stop_reason == "max_tokens"
     stopped = ask(client, stop_sequences=["Paris"])

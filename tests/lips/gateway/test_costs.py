@@ -37,6 +37,7 @@ def test_each_request_with_a_body_is_counted_once(keyed, path, body, status):
     assert "3 requests a minute" in answers[-1].json()["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import random
 import re
 import socket
 import stat
@@ -109,6 +110,8 @@ def connected(listens_at, connects_to):
     where, is_dual = (listens_at, 0), listens_at == "::"
     with socket.create_server(where, family=family_of(listens_at), dualstack_ipv6=is_dual) as at:
         client = socket.socket(family_of(connects_to))
+        # The kernel gives other processes no port of this range: the client's stays free when the client has closed.
+        client.bind(("", random.randrange(20_000, 32_000)))
         client.connect((connects_to, at.getsockname()[1]))
         return client, at.accept()[0]
 

@@ -30,6 +30,7 @@ def is_refused(ask, says, status=400):
     assert refused.value.status_code == status
 
 
+@pytest.mark.slow
 def test_a_chat_is_answered_counted_and_timed_and_a_stream_is_the_same_in_lines(client, http):
     answer = client.chat("any", CAPITAL, options=GREEDY, keep_alive="5m", think=False)
     assert "Paris" in answer.message.content

@@ -192,6 +192,7 @@ def test_a_response_calls_functions_and_parses_structures(client):
     assert isinstance(parsed.output_parsed, City)
 
 
+@pytest.mark.slow
 def test_a_response_in_the_background_is_polled_and_cancelled(client):
     asked = {"input": "Count without end.", "background": True, "max_output_tokens": 4000}
     begun = client.responses.create(model="any", **asked, extra_body={"min_p": 0.1})

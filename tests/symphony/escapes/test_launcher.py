@@ -165,6 +165,7 @@ def test_a_set_uid_program_gives_nothing(ann, tmp_path):
     assert ann.says(STANDARD, GAINS, program, options=["--bind", where]) == f"{ann.uid} {ann.uid}"
 
 
+@pytest.mark.slow
 def test_what_a_users_python_path_names_is_not_the_users_home(ann, monkeypatch):
     """A dot in PYTHONPATH, or the home itself, is what many have: it must not show all that is there."""
     home = ann.outside.home
@@ -187,6 +188,7 @@ def test_a_program_started_near_sockets_of_the_machines_reaches_none_of_them(hou
     assert (refused.returncode, refused.stdout) == (127, ""), refused.stderr
 
 
+@pytest.mark.slow
 def test_with_a_terminal_of_its_own_it_types_nothing(user):
     names = [f"{each}_streams" for each in ("pushes_into_its", "pastes_into_its")]
     names += ["pushes_by_a_wide_number", "changes_their_discipline"]

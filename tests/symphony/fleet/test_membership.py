@@ -402,6 +402,7 @@ def test_a_record_that_somebody_has_removed_or_spoiled_is_written_again(etcd, re
     run(main)
 
 
+@pytest.mark.slow
 def test_an_answer_about_the_largest_fleet_fits_into_a_message_of_libsym(etcd, request):
     prefix = f"symphony/{fleet_of(request)}/machines/"
     identity = {f"{number:x}": "" for number in range(166)}  # keys without values, since each key is shown twice

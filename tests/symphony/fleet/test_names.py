@@ -380,6 +380,7 @@ def test_a_right_to_write_that_no_call_knows_is_given_back(fleet: Fleet, name: s
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_sync_without_enough_machines_fails_and_says_how_many_there_are(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +399,7 @@ def test_a_sync_without_enough_machines_fails_and_says_how_many_there_are(
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_copies_of_a_lost_machine_are_made_anew_and_old_versions_collected(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,6 +428,7 @@ def test_copies_of_a_lost_machine_are_made_anew_and_old_versions_collected(
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_reads_go_on_while_etcd_is_gone_and_changes_time_out(tmp_path: Path, keys: Path) -> None:
     async def main(server: EtcdServer) -> None:
         async with fleet_of(tmp_path, keys, server.url, "f") as (east, west):
@@ -489,6 +492,7 @@ def test_a_read_does_not_wait_while_an_open_to_write_waits_for_a_silent_etcd(tmp
         server.kill()
 
 
+@pytest.mark.slow
 def test_names_that_never_arrived_are_waited_for_and_never_shown_as_none(tmp_path: Path, keys: Path) -> None:
     async def main() -> None:
         member = Member(tmp_path, keys, "http://127.0.0.1:1", "f", "east", 1)
@@ -566,6 +570,7 @@ def _encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
+@pytest.mark.slow
 def test_records_that_make_no_sense_are_left_out(fleet: Fleet, name: str) -> None:
     record = NameRecord("file", 0o600, 0, 0, generation=1, tag="a", num_entries=1, size=10, machines=("north",))
     good, keys = json.loads(record.encoded()), Keys(name)
@@ -599,6 +604,7 @@ def test_records_that_make_no_sense_are_left_out(fleet: Fleet, name: str) -> Non
     trio.run(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_machines_that_change_names_at_random_agree(fleet: Fleet, seed: int) -> None:
     async def walk(member: Member, chance: random.Random) -> None:

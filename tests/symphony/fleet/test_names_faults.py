@@ -57,6 +57,7 @@ async def until_length(member: Member, path: str, length: int) -> None:
             await trio.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_what_is_written_while_a_closed_file_is_synced_is_synced_as_well(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_file_that_was_written_without_etcd_is_synced_when_it_is_back(fleet: F
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_sync_whose_answer_is_late_keeps_the_mode_that_another_machine_has_set(fleet: Fleet) -> None:
     async def main() -> None:
         async with fleet() as (east, west):
@@ -143,6 +145,7 @@ def test_a_sync_whose_answer_is_late_keeps_the_mode_that_another_machine_has_set
     trio.run(main)
 
 
+@pytest.mark.slow
 def test_a_change_whose_answer_is_late_succeeds(fleet: Fleet) -> None:
     async def main() -> None:
         async with fleet() as (east, west):
@@ -187,6 +190,7 @@ def test_a_move_far_below_the_root_reaches_all_machines(fleet: Fleet) -> None:
         trio.run(main)
 
 
+@pytest.mark.slow
 def test_records_longer_than_an_answer_are_read_in_parts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony.fleet.etcd.MAX_ANSWER_BYTES", 200_000)
 
