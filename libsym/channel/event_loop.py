@@ -2,8 +2,9 @@
 
 The tasks of an event loop that wait for replies share one descriptor, an epoll (see client_state.h). Only one task may
 wait for a descriptor. So the tasks choose a leader, as the threads do in C: the reader. The reader waits for the
-descriptor, and wakes the tasks whose replies have come. When the reader's own reply has come, another task becomes the
-reader. A background task could read, too, but would need a nursery, which a library does not have.
+descriptor, and serves the tasks whose replies have come: it passes the replies to them, and wakes those that want no
+more. When the reader itself is served, another task becomes the reader. A background task could read, too, but would
+need a nursery, which a library does not have.
 
 If the ring or the table of calls is full, requests wait in a queue, and the reader sends them when there is space. A
 task that is cancelled while it waits drops its call. Dropping the call sends a CANCEL without waiting.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -65,42 +67,64 @@ class AsyncStream:
         self._call: Any = channel.new_call(request)
         self._payload: bytes | None = request.payload
         self._is_awaited = False
-        self.is_over = False
-        """Whether the last reply, or an error, was returned."""
+        self._error: BaseException | None = None  # to be raised by `each`
+        self._has_ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last reply was taken, or an error was raised."""
+        return self._has_ended and self._error is None
 
     async def next(self) -> Reply:
-        """Wait for the next reply and return it, or raise the call's error. `reply.more`: other replies follow.
+        """Wait for the only reply and return it, or raise the call's error."""
+        found = list[Reply]()
+        await self.each(found.append)
+        return found[0]
 
-        Cancelling the task ends the wait, not the call: later replies are kept. `close()` ends the call.
+    async def each(self, take: Callable[[Reply], bool | None]) -> None:
+        """Wait for replies, and call `take` with each until it returns False or None, or until the last reply.
+
+        The reader calls `take` as soon as a reply has come, and this task sleeps on. Errors of the call and of `take`
+        are raised here. Cancelling the task ends the wait, not the call: later replies are kept. `close()` ends the
+        call.
         """
         if self.is_over:
             raise Invalid("nothing more comes: the last reply was taken, or the call was closed")
         if self._is_awaited:
             raise Invalid("another task waits for the next reply: only one at a time may")
+
+        def taken(answer: Any) -> bool:
+            reply = Reply.of_answer(answer, self._channel)
+            self._has_ended, self._error = not reply.more, reply.error
+            try:
+                return reply.error is None and bool(take(reply)) and reply.more
+            except BaseException as error:  # noqa: BLE001 - the reader may be another task, and must not get the error
+                self._error = error
+                return False
+
         waits = _waits_of(self._channel)
-        waiter = _Waiter(self._call, self._payload)
+        waiter = _Waiter(self._call, self._payload, taken)
         self._is_awaited = True
         try:
             if self._payload is not None:
                 waits.submit(waiter)
             await checkpoint()  # lets other tasks send their requests before this task waits
-            answer = await waits.answer(waiter)
+            if self._error is None:
+                await waits.served(waiter)
         finally:
             self._is_awaited = False
             waits.withdraw(waiter)
             if waiter.is_sent:
                 self._payload = None
-        if answer == ffi.NULL:
-            self.is_over = True
+        if waiter.rc:
+            self._has_ended = True
             raise self._channel.failure(waiter.rc, len(self._payload or b""))
-        reply = Reply.of_answer(ffi.gc(answer, lib.sym_answer_drop), self._channel)
-        self.is_over = not reply.more
-        if reply.error is not None:
+        if self._error is not None:
+            error, self._error = self._error, None
             try:
-                raise reply.error
+                raise error
             finally:
-                del reply  # else a cycle: the error's traceback holds this frame, and the reply holds the error
-        return reply
+                del error  # else a cycle: the error's traceback holds this frame
 
     def cancel(self) -> None:
         """Ask the daemon to end the call. Replies that it has sent still come, then the last reply or ECANCELED."""
@@ -109,17 +133,20 @@ class AsyncStream:
 
     def close(self) -> None:
         """End the stream without waiting: the call is cancelled if it is not over, and no more replies come."""
-        self.is_over = True
+        self._has_ended = True
         ffi.release(self._call)
 
 
 class _Waiter:
-    """A task that waits for a reply to its call, or for space to send the request."""
+    """A task that waits for replies to its call, or for space to send the request."""
 
-    __slots__ = ("_event", "call", "is_sent", "payload", "rc", "stream")
+    __slots__ = ("_event", "_is_served", "_take", "call", "is_sent", "payload", "rc", "stream")
 
-    def __init__(self, call: Any, payload: bytes | None) -> None:
+    def __init__(self, call: Any, payload: bytes | None, take: Callable[[Any], bool]) -> None:
+        """`take` takes an answer, and returns whether the task sleeps on."""
         self.call = call
+        self._take = take
+        self._is_served = False
         self.payload = payload or b""
         self.is_sent = payload is None
         self.stream = hash(anyio.get_current_task().id) * _ODD >> 16 & 0xFFFF or 1
@@ -127,6 +154,15 @@ class _Waiter:
         self.rc = 0
         """-errno of a failed wait. 0: the wait has not failed."""
         self._event: anyio.Event | None = None
+
+    def is_served(self) -> bool:
+        """Take the answers that have come; return whether the task has to wake."""
+        while not (self._is_served or self.rc):
+            answer = lib.sym_call_take(self.call)
+            if answer == ffi.NULL:
+                return False
+            self._is_served = not self._take(ffi.gc(answer, lib.sym_answer_drop))
+        return True
 
     async def sleep(self) -> None:
         self._event = anyio.Event()
@@ -154,14 +190,11 @@ class _Waits:
         if self._unsent or not self._send(waiter):
             self._unsent.append(waiter)
 
-    async def answer(self, waiter: _Waiter) -> Any:
-        """Wait for the next reply to a call. NULL: the wait has failed with `waiter.rc`."""
+    async def served(self, waiter: _Waiter) -> None:
+        """Sleep until a waiter is served, or its wait has failed."""
         tag = _tag(waiter.call)
         try:
-            while True:
-                answer = lib.sym_call_take(waiter.call)
-                if answer != ffi.NULL or waiter.rc:
-                    return answer
+            while not waiter.is_served():
                 if self._reader is None:
                     self._reader = waiter
                 if self._reader is waiter:
@@ -193,8 +226,9 @@ class _Waits:
             self._fail(count)
             return True
         for tag in ffi.unpack(self._tags, count):
-            waiter = self._asleep.pop(tag, None)  # None: no task waits, or the reader made the call itself
-            if waiter is not None:
+            waiter = self._asleep.get(tag)  # None: no task waits, or the reader made the call itself
+            if waiter is not None and waiter.is_served():
+                del self._asleep[tag]
                 waiter.wake()
         sent = False
         while self._unsent and self._send(self._unsent[0]):

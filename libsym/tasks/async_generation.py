@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Self
 
 from libsym.calls.generate import Progress, Started, TextPieces, texts_script
 from libsym.calls.open_file import OpenFile
 from libsym.channel.event_loop import AsyncStream, run
+from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
 from libsym.errors import SymError
 
@@ -63,6 +64,44 @@ class AsyncGeneration(Progress):
         if piece:
             yield piece
 
+    async def feed(
+        self, take: Callable[[str], bool], settle: Callable[[], Awaitable[None]], *, special: bool = True
+    ) -> None:
+        """Call `take` with each piece of the text as it arrives, while this task sleeps; return after the last piece.
+
+        The pieces are those of `text()`. No task switch lies between the arrival of a piece and the call, so many
+        streams cost less. If `take` returns False, the task awaits `settle()` before it takes more tokens.
+
+        >>> generation = await sym.aio.generate(await sym.aio.kv_create(), [65], max_tokens=3)
+        >>> found = []
+        >>> await generation.feed(lambda piece: not found.append(piece), settle=anyio.lowlevel.checkpoint)
+        >>> "".join(found)
+        'AAA'
+        """
+        channel = self._kv.channel
+        pieces = TextPieces(await run(channel, texts_script(channel, special=special)), self.stop_texts)
+        num_taken, goes_on = 0, True
+
+        def took() -> bool:
+            nonlocal num_taken, goes_on
+            new, num_taken = self._tokens[num_taken:], len(self._tokens)
+            if piece := pieces.add(new):
+                self._note_read(pieces)
+                goes_on = take(piece)
+            return goes_on
+
+        took()
+        while True:
+            if not goes_on:
+                await settle()
+                goes_on = True
+            if not await self.fetch(took):
+                break
+        piece = pieces.end(self.finish)
+        self._note_read(pieces)
+        if piece and not take(piece):
+            await settle()
+
     async def full_text(self) -> str:
         """Wait for the last token and return the whole text.
 
@@ -96,16 +135,23 @@ class AsyncGeneration(Progress):
         if kind is None or issubclass(kind, Exception):
             await settling
 
-    async def fetch(self) -> bool:
-        """Wait for the next tokens. False: the generation is over, and no more tokens arrive."""
+    async def fetch(self, goes_on: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for the next tokens, and for more while `goes_on()`. False: the generation is over, and no more tokens
+        arrive.
+        """
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
         if self._stream.is_over:
             await run(self._kv.channel, self.drop_stop())
             return False
+
+        def take(reply: Reply) -> bool:
+            self.take(reply)
+            return goes_on()
+
         try:
-            self.take(await self._stream.next())
+            await self._stream.each(take)
         except SymError as error:
             if not self._stream.is_over:
                 raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from json.encoder import encode_basestring
+from typing import Any, ClassVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -19,10 +22,9 @@ from lips.gateway.log import SEEN
 
 log = logging.getLogger(__name__)
 
-Emit = Callable[[bytes], Awaitable[None]]
-"""Function that sends a part of the answer. A generator of parts would not do: the garbage collector would close an
-unfinished asynchronous generator outside its task."""
 EVENTS = b"text/event-stream; charset=utf-8"
+_MOST_BUFFERED = 64 << 10
+"""Bytes in a connection's buffer from which parts wait."""
 LINES = b"application/x-ndjson"
 _STREAM_HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 LINGERS_S = 5.0
@@ -111,6 +113,7 @@ class Json(Response):
         super().__init__(_utf8(json.dumps(content, ensure_ascii=False)), status, headers)
 
 
+_dumped = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 """Escapes of characters that some clients treat as the end of a line, and so of an event."""
 
@@ -122,13 +125,26 @@ def _utf8(text: str) -> bytes:
 
 def event(data: object, name: str | None = None) -> bytes:
     """Return a server-sent event."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = data if isinstance(data, str) else _dumped(data)
     return _utf8(f"{f'event: {name}{chr(10)}' if name else ''}data: {text}\n\n")
 
 
 def line(data: object) -> bytes:
     """Return a line of a stream of JSON objects."""
-    return _utf8(json.dumps(data, ensure_ascii=False, separators=(",", ":"))) + b"\n"
+    return _utf8(_dumped(data)) + b"\n"
+
+
+class Template:
+    """An event with one text that differs from part to part. The rest of its JSON is written once."""
+
+    MARK: ClassVar[str] = secrets.token_hex()
+    """Value that stands for the text."""
+
+    def __init__(self, data: object) -> None:
+        self._head, self._tail = event(data).split(f'"{self.MARK}"'.encode())
+
+    def filled(self, text: str) -> bytes:
+        return self._head + _utf8(encode_basestring(text)) + self._tail
 
 
 class Work(ABC):
@@ -168,37 +184,70 @@ class Whole(Work):
             await Json(found)(scope, receive, send)
 
 
+class Outlet:
+    """The body of a streamed answer.
+
+    `put` writes a part to the connection's transport itself: the way through Hypercorn costs several times as much. The
+    first part, and parts for which a slow client leaves no room, wait for `flush`, which goes through Hypercorn.
+    """
+
+    def __init__(self, scope: Scope, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._send, self._headers = send, headers
+        self._transport: asyncio.WriteTransport = scope["state"]["transport"]
+        self._is_chunked = scope["http_version"] == "1.1"
+        self._waiting: list[bytes] = []
+        self._flushing = anyio.Lock(fast_acquire=True)
+        self.has_begun = False
+        """Whether the response has begun."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether parts wait for `flush`."""
+        return bool(self._waiting)
+
+    def put(self, part: bytes) -> None:
+        """Send a part, or let it wait."""
+        transport = self._transport
+        if not self.has_begun or self._waiting or transport.get_write_buffer_size() > _MOST_BUFFERED:
+            self._waiting.append(part)
+        elif not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._is_chunked else part)
+
+    async def flush(self) -> None:
+        """Send the parts that wait. The client decides how long this takes."""
+        async with self._flushing:
+            while self._waiting:
+                if not self.has_begun:
+                    await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+                    self.has_begun = True
+                parts, self._waiting = b"".join(self._waiting), []
+                await self._send({"type": "http.response.body", "body": parts, "more_body": True})
+
+
 class Streamed(Work):
     """An answer that is sent part by part. A failure before the first part sets the status of the response."""
 
     def __init__(
         self,
-        answer: Callable[[Emit], Awaitable[None]],
+        answer: Callable[[Outlet], Awaitable[None]],
         failed: Callable[[ApiError], bytes],
         media_type: bytes = EVENTS,
     ) -> None:
-        """`answer` is called with the function that sends a part. `failed` returns the part that reports a failure."""
+        """`answer` puts the parts into an outlet. `failed` returns the part that reports a failure."""
         self._headers = [(b"content-type", media_type), *_STREAM_HEADERS]
         self._make = answer
         self._failed = failed
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def emit(part: bytes) -> None:
-            nonlocal has_begun
-            if not has_begun:
-                has_begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-
+        outlet = Outlet(scope, send, self._headers)
         try:
-            await self._make(emit)
+            await self._make(outlet)
         except Exception as error:  # noqa: BLE001 - `told` knows every kind
-            if not has_begun:
+            if not outlet.has_begun:
                 await self._fail(error, scope, receive, send)
                 return
-            await emit(self._failed(told(error)))
+            outlet.put(self._failed(told(error)))
+        await outlet.flush()
         await send({"type": "http.response.body", "body": b""})
 
 

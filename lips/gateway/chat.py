@@ -44,18 +44,23 @@ class _ChatWriter(OpenAIWriter):
     id_prefix = "chatcmpl"
     kinds = "chat.completion", "chat.completion.chunk"
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         for each in self.said:
             begun = {"role": "assistant", "content": self.asked.echo or "", "refusal": None}
             choice = {"index": each.index, "delta": begun, "logprobs": None, "finish_reason": None}
-            await self.emit_choices([choice], **self.facts(self.asked, self.given, ()))
+            self.put_choices([choice], **self.facts(self.asked, self.given, ()))
 
-    async def tell(self, said: Said, changes: Sequence[Change]) -> None:
-        for change in changes:
-            if delta := _delta(said, *change):
-                await self.emit_choices([self._choice(said, {"delta": delta}, None)])
+    def tell(self, said: Said, changes: Sequence[Change]) -> None:
+        for kind, block, text in changes:
+            if kind == "grows" and block.call is None and self.is_plain:
+                self.put_text(said, text)
+            elif delta := _delta(said, kind, block, text):
+                self.put_choices([self._choice(said, {"delta": delta}, None)])
         if said.finish is not None:
-            await self.emit_choices([self._choice(said, {"delta": {}}, _finish(said))])
+            self.put_choices([self._choice(said, {"delta": {}}, _finish(said))])
+
+    def text_form(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
 
     def choices(self) -> list[dict[str, Any]]:
         return [self._choice(each, {"message": self._message(each)}, _finish(each)) for each in self.said]

@@ -16,7 +16,7 @@ from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.typing import ASGIFramework
+from hypercorn.typing import ASGIFramework, LifespanState
 from hypercorn.utils import wrap_app
 
 from lips.gateway.peers import uid_of
@@ -109,7 +109,8 @@ class Connections:
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-            await _Connection(self._app, loop, self._config, self._context, {"uid": uid}, reader, writer)
+            state: LifespanState = {"uid": uid, "transport": transport}
+            await _Connection(self._app, loop, self._config, self._context, state, reader, writer)
         finally:
             self._num_by_party[party] -= 1
             if not self._num_by_party[party]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import anyio
-from anyio.streams.memory import MemoryObjectSendStream
 
 import libsym as sym
 from libsym.aio import AsyncGeneration
@@ -45,6 +44,11 @@ class Piece:
     dists: Sequence[sym.ReducedDist | None] = ()
 
 
+Hear = Callable[["Answer", Piece | None], bool]
+"""Function that gets a piece of an answer, or None at the end of the answer. False: await `Settle` before the next."""
+Settle = Callable[[], Awaitable[None]]
+
+
 @dataclass(slots=True)
 class Answer:
     """The answer with the given index, among the n answers that a request asks for."""
@@ -52,41 +56,48 @@ class Answer:
     index: int
     generation: AsyncGeneration
     sampling: Sampling
+    num_given: tuple[int, int] = (0, 0)
+    """Number of tokens, and number of bytes of their text, in the pieces that the consumer has got."""
     num_sent: tuple[int, int] = (0, 0)
-    """Number of tokens, and number of bytes of their text, in the pieces that the consumer has taken."""
+    """The same of the pieces that the consumer has sent."""
     is_full: bool = False
     """Whether the generation ended for lack of room. The text so far is then the answer."""
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield pieces as tokens arrive. Tokens of a stop text are in no piece; each other token is in one piece."""
-        num_given = 0
-        async for text in self._texts():
-            given = self.generation.num_read, self.generation.num_read_bytes
-            yield self._piece(text, num_given, given[0])
-            num_given = given[0]
-            self.num_sent = given
-        num_read = self.generation.num_read
-        text = (self.stop_text or "") if self.sampling.keeps_stop else ""
-        if text or num_given < num_read:
-            yield self._piece(text, num_given, num_read)
+    async def feed(self, hear: Hear, settle: Settle) -> None:
+        """Call `hear` with pieces as tokens arrive. Tokens of a stop text are in no piece; each other token is in one.
 
-    async def _texts(self) -> AsyncIterator[str]:
-        given = ""
+        The last call has None instead of a piece.
+        """
+        generation, num_chars = self.generation, 0
+
+        def take(text: str) -> bool:
+            nonlocal num_chars
+            num_chars += len(text)
+            (start, _), self.num_given = self.num_given, (generation.num_read, generation.num_read_bytes)
+            tokens, dists = generation.came(start, self.num_given[0])
+            is_sent = hear(self, Piece(text, tokens, () if self.sampling.logprobs is None else dists))
+            if is_sent:
+                self.num_sent = self.num_given
+            return is_sent
+
+        async def settled() -> None:
+            await settle()
+            self.num_sent = self.num_given
+
+        rest = ""
         try:
-            async for text in self.generation.text(special=self.sampling.shows_special):
-                yield text
-                given += text
+            await generation.feed(take, settled, special=self.sampling.shows_special)
         except (sym.OverQuota, sym.NoSpace):
-            if self.generation.is_lost:
+            if generation.is_lost:
                 raise
             self.is_full = True
-            if rest := (await self.generation.full_text())[len(given) :]:
-                yield rest
-
-    def _piece(self, text: str, num_given: int, end: int) -> Piece:
-        generation = self.generation
-        tokens, dists = generation.came(num_given, end)
-        return Piece(text, tokens, () if self.sampling.logprobs is None else dists)
+            rest = (await generation.full_text())[num_chars:]
+        if self.sampling.keeps_stop:
+            rest += self.stop_text or ""
+        if (rest or self.num_given[0] < generation.num_read) and not take(rest):
+            await settled()
+        if not hear(self, None):
+            await settle()
 
     def was_sent(self, *, is_streamed: bool) -> None:
         """Count only the sent tokens as read, since the answer broke off."""
@@ -120,28 +131,14 @@ class Answers:
         """Return the number of cancelled generations."""
         return sum(each.generation.finish == "cancelled" for each in self.answers)
 
-    async def pieces(self) -> AsyncGenerator[tuple[Answer, Piece | None], None]:
-        """Yield the pieces of all answers as they arrive. None marks the end of an answer."""
+    async def feed(self, hear: Hear, settle: Settle) -> None:
+        """Call `hear` with the pieces of all answers as they arrive."""
         if len(self.answers) == 1:
-            async for piece in self.answers[0].pieces():
-                yield self.answers[0], piece
-            yield self.answers[0], None
+            await self.answers[0].feed(hear, settle)
             return
-        send, receive = anyio.create_memory_object_stream[tuple[Answer, Piece | None]]()
-
-        async def forward(answer: Answer, to: MemoryObjectSendStream[tuple[Answer, Piece | None]]) -> None:
-            async with to:
-                async for piece in answer.pieces():
-                    await to.send((answer, piece))
-                await to.send((answer, None))
-
         async with anyio.create_task_group() as tasks:
             for each in self.answers:
-                tasks.start_soon(forward, each, send.clone())
-            send.close()
-            async with receive:
-                async for found in receive:
-                    yield found
+                tasks.start_soon(each.feed, hear, settle)
 
 
 @asynccontextmanager

@@ -122,33 +122,32 @@ class _MessageWriter(Writer):
     def failed(self, error: ApiError) -> bytes:
         return event(anthropic_form(error), "error")
 
-    async def _tell(self, kind: str, **more: Any) -> None:
-        assert self.emit is not None
-        await self.emit(event({"type": kind, **more}, kind))
+    def _tell(self, kind: str, **more: Any) -> None:
+        self.put(event({"type": kind, **more}, kind))
 
-    async def begin(self) -> None:
-        await self._tell("message_start", message=self._message([], None, None, 1))
-        await self._tell("ping")
+    def begin(self) -> None:
+        self._tell("message_start", message=self._message([], None, None, 1))
+        self._tell("ping")
 
-    async def tell(self, _said: Said, changes: Sequence[Change]) -> None:
+    def tell(self, _said: Said, changes: Sequence[Change]) -> None:
         for kind, block, text in changes:
             match kind:
                 case "begins":
-                    await self._tell("content_block_start", index=block.index, content_block=_form(block, "", {}))
+                    self._tell("content_block_start", index=block.index, content_block=_form(block, "", {}))
                 case "grows" if block.call is None:
                     delta = {"type": "text_delta", "text": text}
-                    await self._tell("content_block_delta", index=block.index, delta=delta)
+                    self._tell("content_block_delta", index=block.index, delta=delta)
                 case "grows":
                     delta = {"type": "input_json_delta", "partial_json": text}
-                    await self._tell("content_block_delta", index=block.index, delta=delta)
+                    self._tell("content_block_delta", index=block.index, delta=delta)
                 case "ends":
-                    await self._tell("content_block_stop", index=block.index)
+                    self._tell("content_block_stop", index=block.index)
 
     async def end(self) -> None:
         [said] = self.said
         ended = {"stop_reason": _stop_reason(said), "stop_sequence": said.stop_text}
-        await self._tell("message_delta", delta=ended, usage=self._usage(self.usage.num_completion))
-        await self._tell("message_stop")
+        self._tell("message_delta", delta=ended, usage=self._usage(self.usage.num_completion))
+        self._tell("message_stop")
 
     async def whole(self) -> dict[str, Any]:
         [said] = self.said

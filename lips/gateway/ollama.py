@@ -145,22 +145,21 @@ class _OllamaWriter(Writer):
     def failed(self, error: ApiError) -> bytes:
         return line(ollama_form(error))
 
-    async def tell(self, _said: Said, changes: Sequence[Change]) -> None:
+    def tell(self, _said: Said, changes: Sequence[Change]) -> None:
         text = "".join(text for kind, block, text in changes if kind == "grows" and block.call is None)
         calls = [block for kind, block, _ in changes if kind == "ends" and block.call is not None]
         if text or calls:
-            await self._tell(text, calls)
+            self._tell(text, calls)
 
-    async def _tell(self, text: str, calls: Sequence[Block], **more: Any) -> None:
-        assert self.emit is not None
-        await self.emit(line(self._form(text, calls, **more)))
+    def _tell(self, text: str, calls: Sequence[Block], **more: Any) -> None:
+        self.put(line(self._form(text, calls, **more)))
 
     def _form(self, text: str, calls: Sequence[Block], **more: Any) -> dict[str, Any]:
         told = [{"function": {"name": block.call, "arguments": block.arguments}} for block in calls]
         return _part(self.gateway, text, told, is_chat=self._is_chat, **more)
 
     async def end(self) -> None:
-        await self._tell("", (), **await self._ended())
+        self._tell("", (), **await self._ended())
 
     async def whole(self) -> dict[str, Any]:
         [said] = self.said

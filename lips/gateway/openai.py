@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import libsym as sym
-from lips.gateway.asgi import event
+from lips.gateway.asgi import Template, event
 from lips.gateway.asked import Asked
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.fields import Fields
 from lips.gateway.logprobs import prompt_form
 from lips.gateway.reader import Received
+from lips.gateway.said import Said
 from lips.gateway.sampling import prompt_top
 from lips.gateway.usage import Usage
 from lips.gateway.writer import Writer
@@ -43,20 +44,36 @@ class OpenAIWriter(Writer):
         super().__init__(received, asked)
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
+        self._templates: dict[int, Template] = {}
+        """Template of the parts of each choice that have nothing but text."""
 
     def failed(self, error: ApiError) -> bytes:
         return event(openai_form(error)) + event("[DONE]")
 
-    async def emit_choices(self, choices: Sequence[dict[str, Any]], **more: Any) -> None:
-        assert self.emit is not None
-        told = {"usage": None} if self.asked.wants_usage else {}
-        await self.emit(event({**self._form(self.kinds[1], choices), **told, **more}))
+    def put_choices(self, choices: Sequence[dict[str, Any]], **more: Any) -> None:
+        self.put(event(self._part(choices, **more)))
+
+    def put_text(self, said: Said, text: str) -> None:
+        """Put a part of a choice that has nothing but text."""
+        template = self._templates.get(said.index)
+        if template is None:
+            choice = {"index": said.index, **self.text_form(Template.MARK), "logprobs": None, "finish_reason": None}
+            template = self._templates[said.index] = Template(self._part([choice]))
+        self.put(template.filled(text))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the parts of a choice have nothing beside their text."""
+        return self.asked.sampling.logprobs is None and not self.asked.wants_tokens
+
+    @abstractmethod
+    def text_form(self, text: str) -> dict[str, Any]:
+        """Return the text of a part of a choice in the interface's form."""
 
     async def end(self) -> None:
-        assert self.emit is not None
         if self.asked.wants_usage:
-            await self.emit_choices([], usage=usage_form(self.usage))
-        await self.emit(event("[DONE]"))
+            self.put_choices([], usage=usage_form(self.usage))
+        self.put(event("[DONE]"))
 
     async def whole(self) -> dict[str, Any]:
         form = self._form(self.kinds[0], self.choices())
@@ -76,6 +93,10 @@ class OpenAIWriter(Writer):
         if asked.prompt_top is not None:
             found["prompt_logprobs"] = prompt_form(tokens, dists, self.gateway.vocabulary, asked.prompt_top)
         return found
+
+    def _part(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        told = {"usage": None} if self.asked.wants_usage else {}
+        return {**self._form(self.kinds[1], choices), **told, **more}
 
     def _form(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self.gateway.model.name}

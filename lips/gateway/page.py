@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lips.gateway.asgi import Emit, Streamed, event
+from lips.gateway.asgi import Outlet, Streamed, event
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.gateway import Gateway
 
@@ -55,8 +55,9 @@ async def proof(request: Request) -> Streamed:
     if proved is None:
         raise ApiError(401, "this server knows no such key", code="invalid_api_key")
 
-    async def answer(emit: Emit) -> None:
-        await emit(event({"proof": proved}))
+    async def answer(outlet: Outlet) -> None:
+        outlet.put(event({"proof": proved}))
+        await outlet.flush()
         await gateway.ending.wait()
 
     return Streamed(answer, lambda error: event(openai_form(error)))

@@ -147,13 +147,13 @@ class _ResponseWriter(Writer):
         try:
             with self._scope:
                 await super().answer()
-            await self.tell(said, said.close("incomplete"))
+            self.tell(said, said.close("incomplete"))
             self._status = {"stop": "completed", "length": "incomplete", None: "cancelled"}[said.finish]
             response = self.response(self._status)
             if self.is_stored and self._ended_by != "removal":
                 await self._keep(response)
                 is_kept = True
-            await self._tell(f"response.{self._status}", response=response)
+            self._tell(f"response.{self._status}", response=response)
         finally:
             with anyio.CancelScope(shield=True):
                 if self.is_stored and not is_kept and self.asked.prompt.turn is None:
@@ -184,42 +184,42 @@ class _ResponseWriter(Writer):
         kind, response = "response.failed", self.response("failed", error=error)
         return event({"type": kind, "sequence_number": 1 << 20, "response": response}, kind)
 
-    async def _tell(self, kind: str, **more: Any) -> None:
-        if self.emit is not None:
-            await self.emit(event({"type": kind, "sequence_number": next(self._numbers), **more}, kind))
+    def _tell(self, kind: str, **more: Any) -> None:
+        if self.outlet is not None:
+            self.put(event({"type": kind, "sequence_number": next(self._numbers), **more}, kind))
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         for kind in ("created", "in_progress"):
-            await self._tell(f"response.{kind}", response=self.response("in_progress"))
+            self._tell(f"response.{kind}", response=self.response("in_progress"))
 
-    async def tell(self, _said: Said, changes: Sequence[Change]) -> None:
+    def tell(self, _said: Said, changes: Sequence[Change]) -> None:
         for kind, block, text in changes:
             where: dict[str, Any] = {"item_id": form.id_of(block), "output_index": block.index}
             if block.call is None:
-                await self._tell_text(kind, block, text, {**where, "content_index": 0})
+                self._tell_text(kind, block, text, {**where, "content_index": 0})
             elif kind == "begins":
-                await self._tell_item("added", block)
+                self._tell_item("added", block)
             elif kind == "grows":
-                await self._tell("response.function_call_arguments.delta", **where, delta=text)
+                self._tell("response.function_call_arguments.delta", **where, delta=text)
             else:
                 whole = {"name": block.call, "arguments": block.text}
-                await self._tell("response.function_call_arguments.done", **where, **whole)
-                await self._tell_item("done", block)
+                self._tell("response.function_call_arguments.done", **where, **whole)
+                self._tell_item("done", block)
 
-    async def _tell_text(self, kind: str, block: Block, text: str, where: dict[str, Any]) -> None:
+    def _tell_text(self, kind: str, block: Block, text: str, where: dict[str, Any]) -> None:
         if kind == "begins":
-            await self._tell_item("added", block)
-            await self._tell("response.content_part.added", **where, part=form.text_part(""))
+            self._tell_item("added", block)
+            self._tell("response.content_part.added", **where, part=form.text_part(""))
         elif kind == "grows":
-            await self._tell("response.output_text.delta", **where, delta=text, logprobs=[])
+            self._tell("response.output_text.delta", **where, delta=text, logprobs=[])
         else:
-            await self._tell("response.output_text.done", **where, text=block.text, logprobs=[])
-            await self._tell("response.content_part.done", **where, part=form.text_part(block.text))
-            await self._tell_item("done", block)
+            self._tell("response.output_text.done", **where, text=block.text, logprobs=[])
+            self._tell("response.content_part.done", **where, part=form.text_part(block.text))
+            self._tell_item("done", block)
 
-    async def _tell_item(self, kind: str, block: Block) -> None:
+    def _tell_item(self, kind: str, block: Block) -> None:
         item = form.item_of(block, begins=kind == "added")
-        await self._tell(f"response.output_item.{kind}", output_index=block.index, item=item)
+        self._tell(f"response.output_item.{kind}", output_index=block.index, item=item)
 
     async def whole(self) -> dict[str, Any]:
         return self.response(self._status)

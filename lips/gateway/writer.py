@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any
 
-from lips.gateway.asgi import EVENTS, Emit, Streamed, Whole, Work
+import anyio
+
+from lips.gateway.asgi import EVENTS, Outlet, Streamed, Whole, Work
 from lips.gateway.asked import Asked
+from lips.gateway.engine import Answer, Piece
 from lips.gateway.errors import ApiError
 from lips.gateway.reader import Received
 from lips.gateway.said import Change, Said
@@ -29,18 +31,23 @@ class Writer(ABC):
         self.usage = Usage()
         self.given: Sequence[int] = ()
         """Tokens of the prompt, or of the turn in a stored conversation."""
-        self.emit: Emit | None = None
-        """Function that sends a part of a stream; None: the answer is sent as a whole."""
+        self.outlet: Outlet | None = None
+        """The body of a stream; None: the answer is sent as a whole."""
 
     def work(self) -> Work:
         if self.asked.is_streamed:
             return Streamed(self._stream, self.failed, self.media_type)
         return Whole(self._whole)
 
-    async def _stream(self, emit: Emit) -> None:
-        self.emit = emit
+    async def _stream(self, outlet: Outlet) -> None:
+        self.outlet = outlet
         await self.answer()
         await self.end()
+
+    def put(self, part: bytes) -> None:
+        """Send a part of a stream."""
+        assert self.outlet is not None
+        self.outlet.put(part)
 
     async def _whole(self) -> dict[str, Any]:
         await self.answer()
@@ -55,15 +62,20 @@ class Writer(ABC):
             self.given = asked.prompt.tokens or answers.answers[0].generation.given
             self.usage.num_prompt += answers.num_prompt
             self.usage.num_cached += answers.num_cached
+            outlet = self.outlet
+
+            def heard(answer: Answer, piece: Piece | None) -> bool:
+                one = said[answer.index]
+                changes = one.end(answer.finish, answer.stop_text) if piece is None else one.hear(piece)
+                if outlet is None:
+                    return True
+                self.tell(one, changes)
+                return not outlet.is_waiting
+
             try:
-                if self.emit is not None:
-                    await self.begin()
-                async with aclosing(answers.pieces()) as pieces:
-                    async for answer, piece in pieces:
-                        one = said[answer.index]
-                        changes = one.end(answer.finish, answer.stop_text) if piece is None else one.hear(piece)
-                        if self.emit is not None:
-                            await self.tell(one, changes)
+                if outlet is not None:
+                    self.begin()
+                await answers.feed(heard, outlet.flush if outlet is not None else anyio.lowlevel.checkpoint)
             finally:
                 self.usage.num_completion += answers.usage.num_completion
 
@@ -71,15 +83,15 @@ class Writer(ABC):
     def failed(self, error: ApiError) -> bytes:
         """Return the event that reports an error after the first event."""
 
-    async def begin(self) -> None:  # noqa: B027 - the default emits nothing
-        """Emit the events before the first piece."""
+    def begin(self) -> None:  # noqa: B027 - the default sends nothing
+        """Put the events before the first piece."""
 
     @abstractmethod
-    async def tell(self, said: Said, changes: Sequence[Change]) -> None:
-        """Emit the changes from a piece, or from the end of an answer."""
+    def tell(self, said: Said, changes: Sequence[Change]) -> None:
+        """Put the changes from a piece, or from the end of an answer."""
 
     async def end(self) -> None:  # noqa: B027
-        """Emit the events after all answers."""
+        """Put the events after all answers."""
 
     @abstractmethod
     async def whole(self) -> dict[str, Any]:
