@@ -76,7 +76,10 @@ class AsyncStream:
         return self._has_ended and self._error is None
 
     async def next(self) -> Reply:
-        """Wait for the only reply and return it, or raise the call's error."""
+        """Wait for the next reply and return it, or raise the call's error. `reply.more`: other replies follow.
+
+        If the task is cancelled just when the reply comes, the reply is lost.
+        """
         found = list[Reply]()
         await self.each(found.append)
         return found[0]

@@ -182,6 +182,7 @@ FORMS = {
             r"2 clients +gateway +[\d.]+ ",
             r"whole history +\d+ of \d+",
             r"conversation +\d+ of \d+",
+            r"2  gateway +\d+ +[\d.]+ +\d+ +\d+ +[1-9]\d* +\d+ +\d+\n",
             r"alone +\d+ +\d+\nbeside 50 that stall +\d+ +\d+",
         ),
         (r" 0\.0+(?= )", r" 0%\n"),

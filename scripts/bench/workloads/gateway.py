@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Measure the cost of the gateway, beside Symphony without a gateway and beside other servers, in turns.
 
-    .venv/bin/python scripts/bench/workloads/gateway.py [--only load,turns,stalled] [--clients 1,8,32,128] [--rounds 3]
-        [--precision bf16] [--server NAME=URL ...] [--group NAME=PGID ...] [--save NAME] [--quick]
+    .venv/bin/python scripts/bench/workloads/gateway.py [--only load,turns,cost,stalled] [--clients 1,8,32,128]
+        [--rounds 3] [--precision bf16] [--server NAME=URL ...] [--group NAME=PGID ...] [--save NAME] [--quick]
 
 load     many concurrent clients, each with its own prompt of 64 tokens and a stream of 64 tokens; `symphony` is a
          program without HTTP
 turns    ten turns: tokens that each turn computes if the client sends its whole history, or names a conversation
+cost     processor time for each streamed token (answers of 64 tokens, requests included) of the gateway, of the daemon
+         and of the process that reads all streams (streams.py); `program` reads them through libsym
 stalled  time to the first token of 8 clients that send one request after the other: alone, and while 50 others do not
          read their answers
 
@@ -19,6 +21,7 @@ import asyncio
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -33,11 +36,11 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import jobs
-from harness import Daemon, chosen, connected, quantile, word_tokens
+from harness import Daemon, chosen, connected, processor_s, quantile, read_line, word_tokens, write_line
 from sides import Bench, Served, Side, Symphony, options, servers
 from work import Job, Words
 
-STALLED, ASKING, ASKED_EACH = 50, 8, 12
+STALLED, ASKING, ASKED_EACH, STREAMED = 50, 8, 12, 64
 
 
 @contextmanager
@@ -141,7 +144,45 @@ def stalled(url: str, *, is_quick: bool) -> str:
     return "\n".join([f"{f'{ASKING} clients':24}{'first p50 ms':>14}{'p99':>8}", *lines]) + "\n"
 
 
-PARTS = "load", "turns", "stalled"
+def cost(bench: Bench, daemon: Daemon, url: str, gateway_pid: int) -> str:
+    """Return a table: the median of each figure over the rounds, in which the sides take turns."""
+    head = f"{'clients':>7}  {'side':8}{'tokens/s':>10}{'of program':>12}{'first p50 ms':>14}{'p99':>8}"
+    lines = [f"{head}{'gateway us/token':>18}{'daemon':>8}{'reader':>8}"]
+    for count in map(int, bench.args.clients.split(",")):
+        addresses = {"program": str(daemon.socket), "gateway": url.removeprefix("http://")}
+        found: dict[str, list[list[float]]] = {name: [] for name in addresses}
+        with ExitStack() as stack:
+            readers = {}
+            for name, address in addresses.items():
+                script = str(Path(__file__).with_name("streams.py"))
+                command = [sys.executable, script, address, str(count), str(STREAMED)]
+                pipe = subprocess.PIPE
+                reader = subprocess.Popen(command, env=daemon.environment, stdin=pipe, stdout=pipe, text=True)
+                readers[name] = stack.enter_context(reader)
+                stack.callback(reader.kill)
+                assert read_line(reader) == "ready"
+            for number in range(bench.args.rounds + 1):
+                for name, reader in readers.items():
+                    pids = gateway_pid, daemon.pid
+                    before = [processor_s(pid) for pid in pids]
+                    write_line(reader, "go")
+                    told, after = json.loads(read_line(reader)), [processor_s(pid) for pid in pids]
+                    used_s = [*(after[place] - before[place] for place in range(2)), told["own_s"]]
+                    first_ms = [1e3 * quantile(told["first_s"], share) for share in (0.5, 0.99)]
+                    per_token = [1e6 * each / count / STREAMED for each in used_s]
+                    if number:  # the first round warms up
+                        found[name].append([count * STREAMED / told["took_s"], *first_ms, *per_token])
+        medians = {name: [statistics.median(each) for each in zip(*rows, strict=True)] for name, rows in found.items()}
+        for name, (speed, p50, p99, of_gateway, of_daemon, of_reader) in medians.items():
+            own = f"{of_gateway:.0f}" if name == "gateway" else "-"
+            lines.append(
+                f"{count:>7}  {name:8}{speed:>10.0f}{speed / medians['program'][0]:>12.2f}{p50:>14.0f}{p99:>8.0f}"
+                f"{own:>18}{of_daemon:>8.0f}{of_reader:>8.0f}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+PARTS = "load", "turns", "cost", "stalled"
 
 
 def main() -> None:
@@ -159,6 +200,8 @@ def main() -> None:
             parts.append(load(bench, [Symphony(f"symphony-{args.precision}", daemon), through, *servers(args, stack)]))
         if "turns" in wanted:
             parts.append(turns(url))
+        if "cost" in wanted:
+            parts.append(cost(bench, daemon, url, pids[1]))
         if "stalled" in wanted:
             parts.append(stalled(url, is_quick=args.quick))
     bench.show("\n".join(parts))

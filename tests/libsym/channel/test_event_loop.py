@@ -14,6 +14,7 @@ import libsym as sym
 from libsym.abi import Op
 from libsym.channel.client import ClientChannel
 from libsym.channel.event_loop import AsyncStream, perform
+from libsym.channel.reply import Reply
 from libsym.channel.scripts import Call
 from libsym.errors import BadHandle
 from tests.libsym.echo_client import Daemon, statistics, wait_until
@@ -142,6 +143,41 @@ def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(client, observer
         assert (await stream.next()).args[0] == 1
 
     anyio.run(program, backend=backend)
+
+
+def test_replies_are_passed_on_while_their_task_sleeps_and_an_error_reaches_that_task_alone(client, observer, backend):
+    """Each task takes its own replies, though one task reads for all. The task whose function fails gets the error."""
+    taken: dict[str, list[int]] = {"failing": [], "steady": [], "cancelled": []}
+    switches = 0
+
+    async def each(name: str, count: int) -> None:
+        def take(reply: Reply) -> bool:
+            taken[name].append(reply.args[0])
+            if name == "failing" and len(taken[name]) == 2:
+                raise ValueError(name)
+            return True
+
+        nonlocal switches
+        await AsyncStream(client, Call(Op.PING, flags=MANY | HOLD, args=(count, 0, 0, 0))).each(take)
+        switches += 1
+
+    async def failing() -> None:
+        with pytest.raises(ValueError, match="failing"):
+            await each("failing", 3)
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(failing)
+            tasks.start_soon(each, "steady", 40)
+            with anyio.move_on_after(0.01) as scope:
+                await each("cancelled", 2)
+            assert scope.cancelled_caught
+            observer.call(Op.PING, flags=RELEASE)
+
+    anyio.run(program, backend=backend)
+    assert taken == {"failing": [0, 1], "steady": list(range(40)), "cancelled": taken["cancelled"]}
+    assert switches == 1
+    assert statistics(observer)["held_calls"] == 0
 
 
 @pytest.mark.slow

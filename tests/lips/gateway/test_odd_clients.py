@@ -7,7 +7,18 @@ import time
 
 import pytest
 
-from tests.lips.gateway.wire import CHAT, ENDLESS, MESSAGES, QUESTION, RESPONSES, figure, post, running, until
+from tests.lips.gateway.wire import (
+    CHAT,
+    ENDLESS,
+    MESSAGES,
+    QUESTION,
+    RESPONSES,
+    events_of,
+    figure,
+    post,
+    running,
+    until,
+)
 
 
 def connected(gateway, text=b""):
@@ -103,6 +114,34 @@ def test_a_client_that_goes_away_frees_its_place_at_once(gateway, http):
         num_more = http.get("/live").json()["steps"] - steps
         assert num_more <= 1, "the step under way is the last one for a client that went"
     post(http, CHAT, QUESTION)
+
+
+def body_of(answer):
+    """The body of an answer in chunks, and the answers behind it."""
+    body, rest = b"", answer.partition(b"\r\n\r\n")[2]
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        if not (count := int(size, 16)):
+            return body, rest.removeprefix(b"\r\n")
+        body, rest = body + rest[:count], rest[count:].removeprefix(b"\r\n")
+
+
+def read_all(connection):
+    return b"".join(iter(lambda: connection.recv(1 << 20), b""))
+
+
+def test_a_stream_is_in_chunks_or_for_a_client_of_http_1_0_as_it_is_and_two_streams_share_a_connection(gateway):
+    asked = {**QUESTION, "stream": True, "temperature": 0}
+    with connected(gateway, request_of(asked) + request_of(asked, "connection: close")) as connection:
+        first, rest = body_of(read_all(connection))
+    second, rest = body_of(rest)
+    assert rest == b""
+    with connected(gateway, request_of(asked).replace(b"HTTP/1.1", b"HTTP/1.0")) as connection:
+        old = read_all(connection).partition(b"\r\n\r\n")[2]
+    texts = [[each["choices"] for each in events_of(body.decode())] for body in (first, second, old)]
+    assert len(texts[0]) > 4
+    assert texts[0] == texts[1] == texts[2]
+    assert first.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.slow
