@@ -33,11 +33,17 @@ static int came_before(const struct plan *p, int32_t a, int32_t b) {
     return left != right ? left < right : a < b;
 }
 
+/* Return whether call `a` of a program goes before its call `b`, which has the same level and deadline. */
+static int is_shorter(const struct plan *p, int32_t a, int32_t b) {
+    const sym_candidate *left = &p->candidates[a], *right = &p->candidates[b];
+    return left->is_decode || left->left == right->left ? came_before(p, a, b) : left->left < right->left;
+}
+
 static int is_before(struct plan *p, const struct branch *within, int32_t a, int32_t b) {
     p->scratch->num_compared++;
     if (within->is_leaf) {
         int order = compare_calls(p, a, b);
-        return order ? order < 0 : came_before(p, a, b);
+        return order ? order < 0 : is_shorter(p, a, b);
     }
     if (within->is_account) {
         int order = compare_calls(p, p->heap[p->branches[a].first], p->heap[p->branches[b].first]);

@@ -12,6 +12,7 @@ struct branch {
     int32_t first, count; /* its children or calls are heap[first .. first + count): a heap, whose top is next */
     int32_t chosen;       /* index in the heap: the child or call that `sym_choose` chose */
     int32_t arrival;      /* index of its first candidate */
+    int32_t num_of[2];    /* of an account: its candidates of each kind */
     int32_t top;          /* of an account: the highest priority of its candidates */
     int32_t active;       /* bits as in sym_share.is_active */
     int32_t is_leaf,      /* a program */
@@ -57,6 +58,7 @@ struct plan {
         now_ns;
     int64_t begun_ns; /* smallest `begun_ns` of the decodes in the step */
     sym_work work; /* work of the step so far */
+    double crowding; /* prefills of a burst that wait for each decode */
     double most_ns; /* time limit of a step with both decodes and prefills */
     double row_ns, /* service charged for a row */
         wanted_ns, /* service charged for a wanted row of logits */

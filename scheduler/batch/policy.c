@@ -6,9 +6,13 @@
  *
  * Rows. A step has at most max_tokens rows of prefills. With decodes in the step, prefills have as many rows as keep
  * the step within a limit by the cost model, and at least min_chunk rows. The limit is step_ns, or BESIDE times the
- * time of the decodes alone if that is longer. One kind of prefill is not held back by the limit: a prefill that ends
- * with this step and was ready before any of the step's decodes had its first token. So calls that arrive together
- * begin together, and a decode waits for such prefills only at its own beginning.
+ * time of the decodes alone if that is longer. In a burst the limit is higher: the time of the decodes, and EAGER times
+ * as much for each prefill that waits for a decode of its account, up to LONGEST times step_ns. The first waiting
+ * prefill of an account does not count, and neither do accounts with a smaller part in the burst: of the accounts that
+ * have decodes, the one with the fewest waiting prefills for each decode decides. So nobody's decodes wait for a burst
+ * of others. One kind of prefill is not held back by the limit: a prefill that ends with this step and was ready before
+ * any of the step's decodes had its first token. So calls that arrive together begin together, and a decode waits for
+ * such prefills only at its own beginning.
  *
  * Shares. Where seats or rows are short, weighted fair queueing over the tree of shares divides the service. From the
  * root down to an account, the child with the least virtual time is next. The service of a call is its part of the
@@ -25,7 +29,7 @@
  *
  * Order within an account. First comes the higher level: the priority, which rises while the call waits, up to the
  * highest priority in the account. Then comes the earlier deadline: a call without a deadline gets one by waiting. Then
- * comes the program with less virtual time, and then the earlier call.
+ * comes the program with less virtual time, then the prefill with fewer entries left, and then the earlier call.
  *
  * Longest wait. Take a share and its siblings. Let W be the sum of all their weights, w the weight of the share, and K
  * their number. Take one kind of call. If the parent gets a place for this kind in every T plans, the share gets a
@@ -49,6 +53,8 @@
 #include <string.h>
 
 #define BESIDE 1.75 /* keeps 99 of 100 steps within twice the decodes' time: the model errs by a tenth */
+#define EAGER 8 /* a burst's mean first token is then nearly that of a policy that lets all decodes wait */
+#define LONGEST 12.5
 #define MOST_AHEAD 16 /* long steps that a share may be ahead of the clock */
 #define LATEST_CLOCK 1e12 /* beyond this, virtual times begin again: a double then still resolves nanoseconds */
 
@@ -91,6 +97,7 @@ static void find_active(struct plan *p) {
         int kind = kind_of(candidate);
         p->num_of[kind]++;
         struct branch *account = account_of(p, candidate);
+        account->num_of[kind]++;
         if (!account->active || candidate->priority > account->top)
             account->top = candidate->priority;
         for (int32_t s = candidate->share; s >= 0 && !(p->branches[s].active & 1 << kind); s = p->shares[s].parent) {
@@ -208,6 +215,28 @@ double sym_policy_most_ns(const sym_limits *limits, const sym_cost *cost, const 
     return beside_ns > step_ns ? beside_ns : step_ns;
 }
 
+/* Return how many prefills of a burst wait for each decode, of the account for which they are fewest. */
+static double crowding_of(const struct plan *p) {
+    double fewest = -1;
+    for (int32_t i = 0; i < p->num_active; i++) {
+        const struct branch *branch = &p->branches[p->active[i]];
+        if (!branch->num_of[DECODE])
+            continue;
+        double each = (double)at_least(branch->num_of[PREFILL] - 1, 0) / branch->num_of[DECODE];
+        if (fewest < 0 || each < fewest)
+            fewest = each;
+    }
+    return fewest;
+}
+
+/* Return the time limit of a step with these decodes and with prefills. */
+static double most_beside(const struct plan *p, const sym_work *decodes) {
+    double burst_ns = sym_cost_of(p->cost, decodes) * (1 + EAGER * p->crowding);
+    double longest_ns = LONGEST * (double)p->limits->step_ns, most_ns = sym_policy_most_ns(p->limits, p->cost, decodes);
+    burst_ns = burst_ns < longest_ns ? burst_ns : longest_ns;
+    return burst_ns > most_ns ? burst_ns : most_ns;
+}
+
 /* Return how many rows the next prefill may have, at most `most`. These rows keep the step within `most_ns`, or bring
  * the rows of all prefills (`given` so far) to min_chunk, whichever allows more. */
 static int64_t rows_beside_decodes(const struct plan *p, const sym_candidate *candidate, int64_t most, int64_t given) {
@@ -246,7 +275,7 @@ static void set_prices(struct plan *p) {
     }
     if (num_decodes && prefills) {
         struct plan expected = {.work = work, .cost = p->cost, .limits = p->limits};
-        expected.most_ns = sym_policy_most_ns(expected.limits, expected.cost, &expected.work);
+        expected.most_ns = most_beside(p, &expected.work);
         const sym_candidate all = {.left = (int32_t)at_least(left, 2)};
         left = at_most(left, rows_beside_decodes(&expected, &all, at_least(left, 1), 0));
     }
@@ -281,7 +310,7 @@ static void plan_prefills(struct plan *p) {
     if (!p->num_of[PREFILL])
         return;
     sym_make_heaps(p, PREFILL);
-    p->most_ns = sym_policy_most_ns(p->limits, p->cost, &p->work);
+    p->most_ns = most_beside(p, &p->work);
     int64_t given = 0, digested = 0, num_early = 0;
     for (int32_t i = 0; i < p->n; i++)
         num_early +=
@@ -365,6 +394,7 @@ int32_t sym_policy_plan(const sym_candidate *candidates, int32_t n, sym_share *s
     };
     memset(num_now, 0, (size_t)n * sizeof *num_now);
     find_active(&p);
+    p.crowding = crowding_of(&p);
     begin(&p);
     sym_set_places(&p);
     set_prices(&p);

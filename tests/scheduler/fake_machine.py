@@ -1,7 +1,7 @@
 """A loop of steps on trio's clock, without a model: the policy plans, and a step sleeps for what it costs."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ from scheduler._loop import ffi, lib
 from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Policy, StepLimits, new_shares
 
 SECOND = 1_000_000_000
-AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE = 20, 5, 16, 1.75
+AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST = 20, 5, 16, 1.75, 8, 12.5
 """Constants of `policy.c`."""
 
 
@@ -165,12 +165,20 @@ class Machine:
         served = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if now]
         step_ns = self._cost(served)
         computed = [(call, now) for call, now in served if call.left == 1]
-        most_ns = max(limits.step_s * 1e9, BESIDE * self._cost(computed)) * (1 + 1e-9)
+        most_ns = max(limits.step_s * 1e9, BESIDE * self._cost(computed))
+        burst_ns = self._cost(computed) * (1 + EAGER * self._crowding())
+        most_ns = max(most_ns, min(burst_ns, LONGEST * limits.step_s * 1e9)) * (1 + 1e-9)
         begun_ns = min((call.begun_ns for call, _ in computed), default=0)
         late = [(call, now) for call, now in prefills if now and not (call.since_ns <= begun_ns and now == call.left)]
         num_late = sum(now for _, now in late)
         assert self._cost(computed + late) <= most_ns or num_late <= limits.min_chunk or not decodes
         return step_ns
+
+    def _crowding(self) -> float:
+        """Return how many prefills of a burst wait for each decode, of the account for which they are fewest."""
+        decodes = Counter(call.account for call in self.calls if call.left == 1)
+        prefills = Counter(call.account for call in self.calls if call.left > 1)
+        return min((max(prefills[account] - 1, 0) / num for account, num in decodes.items()), default=0)
 
     def _cost(self, served: list[tuple[Call, int]]) -> float:
         work = self._work

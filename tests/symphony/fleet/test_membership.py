@@ -267,7 +267,7 @@ def test_etcd_and_its_clients_show_each_other_certificates(client, tmp_path):
         assert [each.value for each in etcd.read("d/")] == [b"x"]
         with pytest.raises(TimedOut, match="certificate: "):
             client(server.url, context=contexts(tmp_path / "others" / "east")[1]).read("d/")
-        with pytest.raises(TimedOut, match="Remote end closed connection|Connection reset"):
+        with pytest.raises(TimedOut, match=r"Remote end closed connection|Connection reset"):
             client(server.url.replace("https", "http")).read("d/")
     finally:
         server.kill()
