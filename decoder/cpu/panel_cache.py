@@ -51,7 +51,7 @@ _SYNCED_BLOCKS = 128
 """Blocks between two syncs, so that unwritten bytes never fill the memory that the kernel allows for them."""
 _GATHERED_BLOCKS = 64
 """Blocks that are written into one gathering of huge pages, which has twice as many: the kernel takes some of them."""
-_OWN_FILE, _OWN_DIRECTORY = 0o600, 0o700
+_OWN_FILE, OWN_DIRECTORY = 0o600, 0o700
 
 log = logging.getLogger(__name__)
 
@@ -163,10 +163,10 @@ class PanelCache:
         """Open the directory; make it if it is missing. Unfit or OSError: the directory cannot be used."""
         self.directory = directory
         directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir(mode=_OWN_DIRECTORY, exist_ok=True)
+        directory.mkdir(mode=OWN_DIRECTORY, exist_ok=True)
         self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._fd)
-        _require_own(self._fd, stat.S_IFDIR, _OWN_DIRECTORY)
+        _require_own(self._fd, stat.S_IFDIR, OWN_DIRECTORY)
 
     def load(self, about: About, memory: PanelMemory, checkpoint: Callable[[float], None]) -> bool:
         """Fill the memory from the cache. Return False if no file fits `about`.

@@ -23,11 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from decoder.cpu.panel_cache import OWN_DIRECTORY
 from decoder.memory import available_memory_bytes
 from libsym.channel.socket_path import find_socket
 from libsym.errors import SymError
 from symphony import __version__
 from symphony.checks.installed import HERE, foreign_packages, what_to_install
+from symphony.checks.kept_weights import cache_of, kept_files
 from symphony.settings.loading import defaults
 from symphony.views.reports import human_bytes
 
@@ -89,7 +91,7 @@ def checks() -> list[Check]:
     ]
     found = [check() for check in machine]
     socket, info = check_daemon()
-    found += [socket, check_mount(Path(info["mount"]) if info else None)]
+    found += [socket, check_mount(Path(info["mount"]) if info else None), check_weights()]
     if info and (helper := check_helper(info)) is not None:
         found.append(helper)
     return [*found, check_books(Path(info["socket"]))] if info else found
@@ -230,6 +232,21 @@ def _gpu_model(information: Path) -> str:
     lines = information.read_text(encoding="utf-8", errors="replace").splitlines() if information.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return models[0] if models else "an unnamed NVIDIA GPU"
+
+
+def check_weights() -> Check:
+    """Check the directory of packed weights, which a daemon uses only if nobody else can read or write there."""
+    try:
+        directory = cache_of(None, None)
+        files = kept_files(directory)
+    except SymError as error:
+        return Check("weights", None, str(error))
+    detail = f"{len(files)} packed, {human_bytes(sum(each.num_bytes for each in files))} in {directory}"
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode != OWN_DIRECTORY:
+        advice = f"chmod {OWN_DIRECTORY:o} {shlex.quote(str(directory))}: else each start packs the weights anew"
+        return Check("weights", False, f"{detail}, whose mode is {mode:04o}", advice)
+    return Check("weights", True, detail)
 
 
 def check_daemon() -> tuple[Check, dict[str, Any] | None]:

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from decoder.cpu.panel_cache import BLOCK_BYTES, PanelCache
+from symphony.checks import doctor
 from symphony.cli import main
 from tests.decoder.cpu.kept_panels import NUM_BLOCKS, a_checkpoint, memory_of
 from tests.kvfs.durable.damage import flip
@@ -121,3 +122,13 @@ def test_a_cache_that_is_not_there_is_one_line(symphony, monkeypatch, tmp_path):
         assert "there is no such directory" in error
     monkeypatch.setenv("SYMPHONY_WEIGHTS_CACHE", "")
     assert "the key weights_cache is empty" in symphony("model", "list")[2]
+
+
+def test_the_doctor_tells_of_the_directory_and_how_others_are_kept_out(symphony, kept, monkeypatch):
+    found = doctor.check_weights()
+    assert (found.ok, found.detail) == (True, f"1 packed, 12M in {kept.parent}")
+    kept.parent.chmod(0o755)
+    found = doctor.check_weights()
+    assert (found.ok, found.advice.partition(":")[0]) == (False, f"chmod 700 {kept.parent}")
+    monkeypatch.setenv("SYMPHONY_WEIGHTS_CACHE", str(kept.parent / "none"))
+    assert doctor.check_weights().ok is None
