@@ -84,7 +84,7 @@ def _there(pool: PagePool, owner: int, surveyed: Survey | None) -> npt.NDArray[n
 class ImageImport:
     """An import of an image into the pool. `finish` or `abandon` ends it."""
 
-    __slots__ = ("_digests", "_is_own", "_loaded", "_pages", "_twins", "closed", "owner", "plan", "pool")
+    __slots__ = ("_digests", "_is_own", "_loaded", "_pages", "_taken", "_twins", "closed", "owner", "plan", "pool")
 
     def __init__(
         self,
@@ -105,6 +105,8 @@ class ImageImport:
         self.closed = False
         self._loaded = False
         self._digests: list[bytes] = []
+        self._taken: dict[int, bytes] = {}
+        """Digests of the pages that `take` has loaded, by index."""
         self._twins: IntArray = np.empty(0, np.int32)
         self._pages: IntArray = np.empty(plan.num_pages, np.int32)
         self._is_own = np.ones(plan.num_pages, np.bool_)
@@ -116,6 +118,22 @@ class ImageImport:
         self._pages[self._is_own] = pool.allocate(self.num_own_pages, owner, frames)
         pool.pin(self._pages[self._is_own])
         pool.retain(self._pages[~self._is_own], owner)
+
+    def take(self, numbers: npt.NDArray[np.intp], wanted: Digests, read: Callable[[int, memoryview], object]) -> int:
+        """Load some of the missing full pages from a place that may be wrong, and return how many were right. `load`
+        reads the others. `read` gets a position in `numbers`, and the page. A worker thread may call this method.
+        """
+        views = [self.pool.store.writable(page) for page in self._pages[numbers].tolist()]
+        for place, view in enumerate(views):
+            read(place, view)
+        found = zip(numbers.tolist(), views, digests(views), wanted, strict=True)
+        right = {
+            number: value
+            for number, view, value, promised in found
+            if value == promised.tobytes() and all_finite(view, self.plan.image_format.dtype)
+        }
+        self._taken |= right
+        return len(right)
 
     def load(self, source: ByteSource, checkpoint: Callable[[], None] = lambda: None) -> None:
         """Read and check everything. Raise Invalid if the content is not what the header promises.
@@ -181,7 +199,9 @@ class ImageImport:
         store, page_bytes, dtype = self.pool.store, self.pool.page_bytes, self.plan.image_format.dtype
         pages = self._pages.tolist()
         self._digests = [self.pool.digests[page].tobytes() for page in pages]  # the digests of shared pages are valid
-        own = np.flatnonzero(self._is_own).tolist()
+        for index, value in self._taken.items():
+            self._digests[index] = value
+        own = self.missing_numbers.tolist()
         for first in range(0, len(own), NUM_LANES):
             group = own[first : first + NUM_LANES]
             views = [store.writable(pages[index]) for index in group]
@@ -221,9 +241,11 @@ class ImageImport:
         return int(self._is_own.sum())
 
     @property
-    def own_numbers(self) -> npt.NDArray[np.intp]:
-        """Indexes, in the image's list of pages, of the pages that the import itself has allocated."""
-        return np.flatnonzero(self._is_own)
+    def missing_numbers(self) -> npt.NDArray[np.intp]:
+        """Indexes, in the image's list of pages, of the pages that `load` has to read."""
+        is_missing = self._is_own.copy()
+        is_missing[list(self._taken)] = False
+        return np.flatnonzero(is_missing)
 
     def held_pages(self) -> IntArray:
         return self._pages[:0] if self.closed else self._pages

@@ -9,6 +9,9 @@ first one, and computes the same context itself. Each turn begins without files 
 
 If there is an etcd (Debian's etcd-server), two further daemons share the directory `/kv/fleet`, and the second one
 changes names there and opens files that the first one has synced.
+
+If there is a Mooncake Store, too (the extra `fleet`), two daemons fetch the context in turns: `second` gets the pages
+from the store, and `third` from the first daemon. Nearly all memory of the store is on the first daemon's side.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness import Daemon, Row, arguments, connected, in_turns, processor, served, show_rows, word_tokens
 
 import libsym as sym
+from libsym.abi import PAGE_ENTRIES
 from symphony.fleet.keys import make_keys
 
 NAME, NEW = "context.kv", 1000
@@ -141,28 +146,78 @@ def names_ms(first: Daemon, rounds: int) -> dict[str, list[float]]:
     return found
 
 
+def member(directory: Path, url: str, name: str) -> list[str | Path]:
+    """Return options of a daemon of a fleet."""
+    where = f"127.0.0.1:{free_port()}"
+    keys = directory / name
+    return ["--etcd", url, "--machine", name, "--peer-keys", keys, "--peer-listen", where, "--copies", "1"]
+
+
 def names_rows(model: str, directory: Path, rounds: int) -> list[Row]:
     """Return rows of names in etcd. They are missing if there is no etcd."""
     if shutil.which("etcd") is None:
         return []
     with an_etcd(directory) as url:
-        options = [
-            (
-                "--etcd",
-                url,
-                "--machine",
-                name,
-                "--peer-keys",
-                directory / name,
-                "--peer-listen",
-                f"127.0.0.1:{free_port()}",
-            )
-            for name in ("first", "second")
-        ]
-        with served(model, *options[0], "--copies", "1") as first, connected(model, *options[1]):
+        first_options, second_options = (member(directory, url, name) for name in ("first", "second"))
+        with served(model, *first_options) as first, connected(model, *second_options):
             found = names_ms(first, rounds)
     aims = {"open, again": "5"}
     return [Row(f"/kv/fleet: {what}", "ms", figures, aim=aims.get(what, "")) for what, figures in found.items()]
+
+
+@contextmanager
+def a_master() -> Iterator[str]:
+    """Run the master of a Mooncake Store. Yield its address."""
+    found, port = find_spec("mooncake"), free_port()
+    assert found is not None
+    assert found.origin is not None
+    program = Path(found.origin).parent / "mooncake_master"
+    own = "--rpc_address=127.0.0.1", f"--rpc_port={port}", "--metrics_host=127.0.0.1", f"--metrics_port={free_port()}"
+    process = subprocess.Popen([program, *own], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def fetch_mb_s(daemon: Daemon, num_bytes: int) -> float:
+    """Have a daemon fetch the context, and remove it."""
+    with sym.connection(daemon.socket):
+        began_s = time.perf_counter()
+        sym.kv_fetch("first", NAME, "copy.kv").close()
+        taken_s = time.perf_counter() - began_s
+        sym.kv_remove("copy.kv")
+    return num_bytes / 1e6 / taken_s
+
+
+def wait_for_store(daemon: Daemon, count: str, least: int) -> None:
+    """Wait until the store answers a daemon, and a count of pages has its value."""
+    with sym.connection(daemon.socket):
+        while (store := sym.daemon_stat()["fleet"]["store"])["trouble"] or store[count] < least:
+            time.sleep(0.1)
+
+
+def store_rows(model: str, directory: Path, rounds: int, num_tokens: int) -> list[Row]:
+    """Return a row of fetches from the store and from the peer. It is missing if there is no etcd or no store."""
+    if shutil.which("etcd") is None or find_spec("mooncake") is None:
+        return []
+    num_pages = num_tokens // PAGE_ENTRIES
+    with an_etcd(directory / "store") as url, a_master() as master, ExitStack() as stack:
+        given = {"first": "1G", "third": "", "second": "16M"}
+        daemons = dict[str, Daemon]()
+        for name, memory in given.items():
+            store = ("--fleet-store", master, "--fleet-store-memory", memory) if memory else ()
+            daemons[name] = stack.enter_context(served(model, *member(directory, url, name), *store))
+        num_bytes = make_contexts(daemons["first"], num_tokens, num_tokens // 2)
+        for name in ("first", "second"):
+            wait_for_store(daemons[name], "pages_put", 0)
+        fetch_mb_s(daemons["second"], num_bytes)
+        wait_for_store(daemons["second"], "pages_put", num_pages)
+        ways = {name: partial(fetch_mb_s, daemons[name], num_bytes) for name in ("second", "third")}
+        found = in_turns(ways, rounds)
+        wait_for_store(daemons["second"], "pages_got", (rounds + 1) * num_pages)
+    return [Row("kv_fetch, pages from the store", "MB/s", found["second"], "from the peer", found["third"])]
 
 
 def main() -> int:
@@ -172,7 +227,7 @@ def main() -> int:
         args.model, args.rounds, args.tokens = "tiny:positions=4000", 2, 2000
     known = args.tokens - NEW
     with TemporaryDirectory() as name:
-        make_keys(Path(name), ["first", "second"])
+        make_keys(Path(name), ["first", "second", "third"])
         where = f"127.0.0.1:{free_port()}"
         listen = ("--peer-listen", where, "--peer-keys", Path(name) / "first")
         peers = ("--peers", f"first={where}", "--peer-keys", Path(name) / "second")
@@ -194,6 +249,7 @@ def main() -> int:
             Row("kv_fetch", "MB/s", rates),
         ]
         rows += names_rows(args.model, Path(name), 3 if args.quick else 100)
+        rows += store_rows(args.model, Path(name), args.rounds, args.tokens)
     slowest = statistics.median(taken_ms["compute"])
     show_rows(rows, f"Peers on one machine: {args.model}, {processor()}", args, f"computing takes {slowest:.0f} ms")
     return 0

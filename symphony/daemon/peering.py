@@ -16,19 +16,23 @@ from libsym.errors import Invalid, NotSupported, SymError
 from scheduler.operations.fetching import NO_PEERS
 from scheduler.status.metrics import Metric, gauge
 from symphony.daemon.alone import Alone
-from symphony.fleet.client import Peers
+from symphony.fleet.client import NO_CACHE, Peers
 from symphony.fleet.etcd import Etcd
 from symphony.fleet.link import Copy, contexts, require_name
 from symphony.fleet.membership import Load, Machine, Membership
 from symphony.fleet.names import FleetNames
 from symphony.fleet.placing import Placer
 from symphony.fleet.server import PeerServer
+from symphony.fleet.store_calls import StoreProcess
 from symphony.fleet.versions import Versions
 from symphony.settings.config import Config
 from symphony.settings.kinds import MACHINE_NAME, address
 
 FREE_PARTS = 16
 """Free memory is published in sixteenths of all memory, since each change is written to the disks of etcd."""
+
+STORE_BYTES = 1 << 30
+"""Memory that a machine gives to the store of pages by default."""
 
 
 class Peering(Alone):
@@ -54,7 +58,14 @@ class Peering(Alone):
             etcd = Etcd(config.etcd, for_etcd)
             self._membership = Membership(etcd, config.fleet, name, mine)
         found = {} if self._membership is None else self._membership.addresses
-        self._peers = Peers(fs, ChainMap(addresses, found), for_client)
+        self._store = None
+        if config.fleet_store is not None and config.peer_listen is not None:
+            here, given = address(config.peer_listen)[0], config.fleet_store_memory or STORE_BYTES
+            process = StoreProcess(config.fleet_store, here, given, fs.pool.page_bytes)
+            from symphony.fleet.store import Store  # noqa: PLC0415 - needs a package of the extra `fleet`
+
+            self._store = Store(fs, etcd, config.fleet, process)
+        self._peers = Peers(fs, ChainMap(addresses, found), for_client, self._store or NO_CACHE)
         placer = None
         keep: Callable[[Copy], Awaitable[None]] = _keep_nothing
         if self._membership is not None:
@@ -72,7 +83,8 @@ class Peering(Alone):
     def fleet(self) -> dict[str, Any] | None:
         if self._membership is None or self._names is None:
             return None
-        return {**self._membership.info(), "names": self._names.num_names, "names_trouble": self._names.trouble}
+        names = {"names": self._names.num_names, "names_trouble": self._names.trouble}
+        return {**self._membership.info(), **names, "store": None if self._store is None else self._store.info()}
 
     def metrics(self) -> list[Metric]:
         fleet = self.fleet()
@@ -96,6 +108,8 @@ class Peering(Alone):
                 nursery.start_soon(self._membership.run)
             if self._names is not None:
                 nursery.start_soon(self._names.run)
+            if self._store is not None:
+                nursery.start_soon(self._store.run)
 
     async def close(self, limit_s: float) -> None:
         if self._names is not None:

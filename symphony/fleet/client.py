@@ -9,18 +9,20 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from functools import partial
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport, Survey
-from kvfs.names.content import Marks, marks_within
+from kvfs.names.content import KvFile, Marks, marks_within
 from kvfs.names.inode import Credentials
 from kvfs.pages.digest import DIGEST_BYTES
 from kvfs.pages.pool import PagePool
-from kvfs.pages.twins import Entries, find_twins
+from kvfs.pages.twins import Digests, Entries, find_twins
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, NoSpace, NotFound
 from symphony.fleet.link import Ask, Copy, Held, Link, held_of, in_worker, offer_of, require_done
@@ -58,7 +60,7 @@ class _Remote:
         self._num_full = plan.num_entries // PAGE_ENTRIES
         self._rest_at = plan.layout.pages + self._num_full * fs.pool.page_bytes
         digests = link.receive(self._num_full * DIGEST_BYTES)
-        self._digests = np.frombuffer(digests, np.uint8).reshape(self._num_full, DIGEST_BYTES)
+        self.digests = np.frombuffer(digests, np.uint8).reshape(self._num_full, DIGEST_BYTES)
         self._rest = link.receive(plan.layout.size - self._rest_at)
         self._marks = marks_within(tuple(offer.marks), plan.num_entries)
 
@@ -82,14 +84,15 @@ class _Remote:
         of_full = numbers.reshape(2, -1)[:, : self._num_full * PAGE_ENTRIES]
         tokens, positions = of_full.reshape(2, self._num_full, PAGE_ENTRIES)
         entries = Entries(tokens, positions)
-        return Survey(entries, self._digests, find_twins(pool, owner, entries, self._digests))
+        return Survey(entries, self.digests, find_twins(pool, owner, entries, self.digests))
 
-    def load(self, incoming: ImageImport) -> int:
-        """Ask for the full pages that the import has allocated, and load everything. Return the number of pages."""
-        numbers = incoming.own_numbers[incoming.own_numbers < self._num_full].astype("<u4")
-        self._link.send(len(numbers).to_bytes(4, "little"), numbers.tobytes())
+    def load(self, incoming: ImageImport) -> npt.NDArray[np.intp]:
+        """Ask for the full pages that are missing, and load everything. Return the indexes of these pages."""
+        numbers = incoming.missing_numbers
+        numbers = numbers[numbers < self._num_full]
+        self._link.send(len(numbers).to_bytes(4, "little"), numbers.astype("<u4").tobytes())
         incoming.load(self, trio.from_thread.check_cancelled)
-        return len(numbers)
+        return numbers
 
     def marks(self, bits: str) -> Marks:
         """Return the marks of the new file. Entries at the end that were computed with `bits` get no mark."""
@@ -97,11 +100,36 @@ class _Remote:
         return marks[:-1] if marks and marks[-1][0] == bits else marks
 
 
+class PageCache(Protocol):
+    """A place that is asked for pages before a peer, and may forget or lie."""
+
+    async def get(self, incoming: ImageImport, digests: Digests, owner: int) -> None:
+        """Load pages of an import, whose full pages have these digests."""
+        ...
+
+    def offer(self, file: KvFile, numbers: npt.NDArray[np.intp], owner: int) -> None:
+        """Keep some full pages of a file."""
+        ...
+
+
+class _NoCache:
+    async def get(self, _incoming: ImageImport, _digests: Digests, _owner: int) -> None:
+        pass
+
+    def offer(self, _file: KvFile, _numbers: npt.NDArray[np.intp], _owner: int) -> None:
+        pass
+
+
+NO_CACHE = _NoCache()
+
+
 class Peers:
     """The peers of a daemon, by name."""
 
-    def __init__(self, fs: FileSystem, addresses: Mapping[str, Address], context: ssl.SSLContext) -> None:
-        self._fs = fs
+    def __init__(
+        self, fs: FileSystem, addresses: Mapping[str, Address], context: ssl.SSLContext, cache: PageCache = NO_CACHE
+    ) -> None:
+        self._fs, self._cache = fs, cache
         self._addresses = addresses
         self._context = context
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
@@ -116,10 +144,17 @@ class Peers:
         """Make a file with the entries of a peer's file, and open it for writing. The peer checks that the user may
         read its file.
         """
-        self._require(peer)
         if creds.root is not None:
             raise Invalid("a connection that is confined to a domain can't fetch files of peers")
+        return await self.fetch_for(creds.uid, creds, peer, path, new_path, mode)
+
+    async def fetch_for(
+        self, user: int | None, creds: Credentials, peer: str, path: str, new_path: str | None, mode: int
+    ) -> OpenKv:
+        """Fetch a file whose pages are, in the cache, those of `user`. None: the cache is left out."""
+        self._require(peer)
         fs = self._fs
+        cache, user = (NO_CACHE, 0) if user is None else (self._cache, user)
         owner = fs.check_new(creds, new_path, mode)
         link = await self._connected(peer)
         try:
@@ -128,15 +163,17 @@ class Peers:
             surveyed = await in_worker(link, self._workers, remote.survey, fs.pool, owner)
             incoming = await fs.volume.begin_fetch(remote.plan, owner, surveyed)
             try:
-                num_pages = await in_worker(link, self._workers, remote.load, incoming)
+                await cache.get(incoming, remote.digests, user)
+                sent = await in_worker(link, self._workers, remote.load, incoming)
             except BaseException:
                 fs.volume.abandon_assembly(incoming)
                 raise
         finally:
             link.close()
-        self.num_pages_received += num_pages
+        self.num_pages_received += len(sent)
         file = fs.finish_assembly(creds, incoming, new_path, mode)
         file.content.marks, file.content.turns = remote.marks(fs.volume.bits), remote.plan.turns
+        cache.offer(file.content, sent, user)
         return file
 
     async def copy(self, peer: str, request: Copy) -> None:

@@ -135,9 +135,9 @@ class Contents:
     async def _bring(self, item: Item) -> None:
         """Replace the content by the version of the record, from this machine's disk or from a peer."""
         while isinstance(item.inode.content, Elsewhere):
-            tag = item.record.tag
+            tag, owner = item.record.tag, item.record.uid
             try:
-                version = await self._versions.open(item.ident, tag, [*item.record.machines])
+                version = await self._versions.open(item.ident, tag, [*item.record.machines], owner)
             except SymError:
                 await self._follower.look()
                 if tag == item.record.tag:

@@ -121,15 +121,18 @@ class Versions:
         finally:
             self._fs.kv_close(version)
 
-    async def open(self, ident: str, tag: str, machines: list[str]) -> OpenKv:
-        """Open a version. If this machine does not have it, fetch it from one of `machines`. EIO: none can send it."""
+    async def open(self, ident: str, tag: str, machines: list[str], owner: int | None = None) -> OpenKv:
+        """Open a version. If this machine does not have it, fetch it from one of `machines`. EIO: none can send it.
+
+        `owner`: the file's owner, if the cache of pages is asked first.
+        """
         path, failures = _path(ident, tag), list[str]()
         with suppress(NotFound):
             return self._fs.kv_open(AS_ROOT, path, write=False)
         for machine in machines:
             if machine != self._membership.name:
                 try:
-                    return await self._peers.fetch(AS_ROOT, machine, path, path, 0o600)
+                    return await self._peers.fetch_for(owner, AS_ROOT, machine, path, path, 0o600)
                 except Exists:  # another open has fetched it meanwhile
                     return self._fs.kv_open(AS_ROOT, path, write=False)
                 except (NoSpace, OverQuota):

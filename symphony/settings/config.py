@@ -147,6 +147,10 @@ class Config:
         text="Name of the fleet; machines of other fleets may use the same etcd")
     copies: int = _setting(2, whole("1 to 16", 1, 16),
         text="Number of machines that have a file of the fleet on disk when a sync of the file returns")
+    fleet_store: str | None = _setting(None, kinds.ADDRESS, "none", "10.0.0.3:50051",
+        text="Master of the Mooncake Store that the fleet uses as a cache of pages: see symphony-fleet(1)")
+    fleet_store_memory: int | None = _setting(None, kinds.SIZE, "1G", "4G",
+        text="Memory that this machine gives to fleet_store")
 
     log: str = _setting("auto", one_of("KIND", "auto", "text", "json", "journal"), reload=True,
         text="Format of the log (auto: journal if standard error is the journal's, else text)")

@@ -127,6 +127,8 @@ def _misfits(config: Config) -> Iterator[Unfit]:
     if config.etcd and config.peer_listen is not None and kinds.is_any_address(config.peer_listen):
         message = f"peer_listen is {config.peer_listen!r}: the fleet needs an address that other machines can reach"
         yield Unfit(message, "peer_listen")
+    if config.fleet_store is not None and not (config.etcd and config.peer_listen is not None):
+        yield Unfit("fleet_store is for a machine of a fleet: set etcd and peer_listen, too", "fleet_store")
 
 
 def _misfits_of_device(config: Config) -> Iterator[Unfit]:

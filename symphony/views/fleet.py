@@ -23,7 +23,13 @@ def fleet_lines(fleet: dict[str, Any]) -> list[str]:
     head = f"fleet {fleet['name']}, this machine is {fleet['machine']}: {state}"
     arrive = fleet["names_trouble"] or "changes of the other machines arrive"
     names = f"/fleet has {fleet['names']} names, {arrive}"
-    return [head, *_columns(rows), names]
+    store = fleet.get("store")  # None: none is set, or an older daemon reports none
+    return [head, *_columns(rows), names, *([_store_line(store)] if store else [])]
+
+
+def _store_line(store: dict[str, Any]) -> str:
+    pages = f"{store['pages_got']} pages came from it, {store['pages_put']} were put"
+    return f"store {store['master']}: {store['trouble'] or 'it answers'}, {pages}"
 
 
 def place_lines(found: dict[str, Any]) -> list[str]:

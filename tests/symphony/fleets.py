@@ -8,11 +8,11 @@ from tests.symphony.etcd import EtcdServer
 
 
 class Fleet:
-    """An etcd, and keys for the machines `east` and `west`."""
+    """An etcd, and keys for the machines `east`, `north` and `west`."""
 
     def __init__(self, directory, stack):
         self._directory, self._stack = directory, stack
-        subprocess.run([*SYMPHONY, "fleet", "keys", directory / "keys", "east", "west"], check=True)
+        subprocess.run([*SYMPHONY, "fleet", "keys", directory / "keys", "east", "north", "west"], check=True)
         self.etcd = EtcdServer(directory)
         stack.callback(self.etcd.kill)
 
@@ -32,9 +32,9 @@ class Fleet:
             *("--copies", str(copies)),
         ]
 
-    def start(self, name, copies=1):
+    def start(self, name, *options, copies=1):
         (self._directory / name).mkdir(exist_ok=True)
-        daemon = Daemon(self._directory / name, "--model", "tiny", *self.options(name, copies=copies))
+        daemon = Daemon(self._directory / name, "--model", "tiny", *self.options(name, copies=copies), *options)
         self._stack.callback(daemon.clean_up)
         return daemon
 

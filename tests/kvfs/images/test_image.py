@@ -270,3 +270,23 @@ def test_a_claim_is_seen_in_the_first_bytes(house: House) -> None:
         (50).to_bytes(8, "little") + b'["format":"symphony.kv"]',
     ):
         assert not claims_to_be_image(head, len(head)), head
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1])
+def test_pages_are_taken_from_another_place_if_they_are_right(house: House, wrong: int | None) -> None:
+    table = house.table(70)
+    image, pages = BytesSource(house.image(table)), [bytes(house.store.view(page)) for page in table.pages[:2].tolist()]
+    wanted = np.frombuffer(house.pool.digests_of(table.pages[:2]), np.uint8).reshape(2, -1)
+    incoming = house.begin(image, BOB)
+    if wrong is not None:
+        pages[wrong] = pages[wrong][:-1] + b"x"
+
+    def read(place: int, view: memoryview) -> None:
+        view[:] = pages[place]
+
+    assert incoming.take(np.array([0, 1]), wanted, read) == 2 - (wrong is not None)
+    assert incoming.missing_numbers.tolist() == [*([] if wrong is None else [wrong]), 2]
+    incoming.load(image)
+    copy = incoming.finish()
+    assert house.image(copy) == image.data
+    house.pool.check([table, copy])

@@ -21,8 +21,8 @@ PAGES = find_pages([MAN])
 WRITTEN = [page for page in PAGES if not page.is_alias]
 OF_ALL = {"-h", "--help"}
 """Described in symphony(1) alone."""
-OF_OTHER_PROGRAMS = {"-u", "--kv", "--resume", "--reflink", "--rollback"}
-"""Options of python, of lips/ask.py, of cp, and of scripts/install."""
+OF_OTHER_PROGRAMS = {"-u", "--kv", "--resume", "--reflink", "--rollback", "--rpc", "--metrics"}
+"""Options of python, of lips/ask.py, of cp, of scripts/install, and of mooncake_master, as far as `_`."""
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
