@@ -23,13 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from decoder.cpu.panel_cache import OWN_DIRECTORY
 from decoder.memory import available_memory_bytes
 from libsym.channel.socket_path import find_socket
 from libsym.errors import SymError
 from symphony import __version__
 from symphony.checks.installed import HERE, foreign_packages, what_to_install
-from symphony.checks.kept_weights import cache_of, kept_files
 from symphony.settings.loading import defaults
 from symphony.views.reports import human_bytes
 
@@ -236,6 +234,10 @@ def _gpu_model(information: Path) -> str:
 
 def check_weights() -> Check:
     """Check the directory of packed weights, which a daemon uses only if nobody else can read or write there."""
+    # These modules import packages of the server, which only this check needs.
+    from decoder.cpu.panel_cache import OWN_DIRECTORY  # noqa: PLC0415
+    from symphony.checks.kept_weights import cache_of, kept_files  # noqa: PLC0415
+
     try:
         directory = cache_of(None, None)
         files = kept_files(directory)
