@@ -13,6 +13,7 @@ task that is cancelled while it waits drops its call. Dropping the call sends a 
 from __future__ import annotations
 
 import errno
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ from libsym.errors import Invalid
 T = TypeVar("T")
 
 _TAKE_AT_ONCE = 256
+_TURN_S = 0.002
+"""Time for which the reader passes on replies before other tasks of the loop run."""
 _ODD = 0x9E3779B1
 """Multiplier of a hash that spreads addresses."""
 
@@ -97,10 +100,10 @@ class AsyncStream:
             raise Invalid("another task waits for the next reply: only one at a time may")
 
         def taken(answer: Any) -> bool:
-            reply = Reply.of_answer(answer, self._channel)
-            self._has_ended, self._error = not reply.more, reply.error
             try:
-                return reply.error is None and bool(take(reply)) and reply.more
+                reply = Reply.of_answer(answer, self._channel)
+                self._has_ended, self._error = not reply.more, reply.error
+                return reply.error is None and bool(take(reply)) and not self._has_ended
             except BaseException as error:  # noqa: BLE001 - the reader may be another task, and must not get the error
                 self._error = error
                 return False
@@ -143,7 +146,7 @@ class AsyncStream:
 class _Waiter:
     """A task that waits for replies to its call, or for space to send the request."""
 
-    __slots__ = ("_event", "_is_served", "_take", "call", "is_sent", "payload", "rc", "stream")
+    __slots__ = ("_event", "_is_served", "_take", "call", "has_more", "is_sent", "payload", "rc", "stream")
 
     def __init__(self, call: Any, payload: bytes | None, take: Callable[[Any], bool]) -> None:
         """`take` takes an answer, and returns whether the task sleeps on."""
@@ -156,13 +159,19 @@ class _Waiter:
         """A hash of the task: the daemon predicts when the task's next call comes."""
         self.rc = 0
         """-errno of a failed wait. 0: the wait has not failed."""
+        self.has_more = False
+        """Whether answers may be left that `is_served` had no time for."""
         self._event: anyio.Event | None = None
 
-    def is_served(self) -> bool:
-        """Take the answers that have come; return whether the task has to wake."""
+    def is_served(self, until_s: float) -> bool:
+        """Take the answers that have come, the first at any time; return whether the task has to wake."""
+        self.has_more = False
         while not (self._is_served or self.rc):
+            if self.has_more and time.monotonic() >= until_s:
+                return False
             answer = lib.sym_call_take(self.call)
-            if answer == ffi.NULL:
+            self.has_more = answer != ffi.NULL
+            if not self.has_more:
                 return False
             self._is_served = not self._take(ffi.gc(answer, lib.sym_answer_drop))
         return True
@@ -186,6 +195,10 @@ class _Waits:
         self._asleep: dict[int, _Waiter] = {}
         """Waiters by tag. A tag is the address of the waiter's call."""
         self._unsent: deque[_Waiter] = deque()
+        self._again: list[int] = []
+        """Tags of waiters that have more answers."""
+        self._until_s = 0.0
+        """Time at which the reader lets other tasks of the loop run."""
         self._reader: _Waiter | None = None
 
     def submit(self, waiter: _Waiter) -> None:
@@ -197,11 +210,11 @@ class _Waits:
         """Sleep until a waiter is served, or its wait has failed."""
         tag = _tag(waiter.call)
         try:
-            while not waiter.is_served():
+            while not waiter.is_served(self._until_s):
                 if self._reader is None:
                     self._reader = waiter
                 if self._reader is waiter:
-                    await self._read()
+                    await self._read(has_more=waiter.has_more)
                 else:
                     self._asleep[tag] = waiter
                     await waiter.sleep()
@@ -217,10 +230,18 @@ class _Waits:
             if not self._unsent:
                 lib.sym_event_loop_want_nothing(self._loop)
 
-    async def _read(self) -> None:
-        """As the reader: take replies and wake their tasks, or sleep until replies may have come."""
-        if not self._take() and lib.sym_event_loop_arm(self._loop):
+    async def _read(self, *, has_more: bool) -> None:
+        """As the reader: take replies and wake their tasks, or sleep until replies may have come.
+
+        `has_more`: the reader's own call may have more answers.
+        """
+        if self._take() or has_more:
+            if time.monotonic() < self._until_s:
+                return
+            await checkpoint()
+        elif lib.sym_event_loop_arm(self._loop):
             await anyio.wait_readable(self._fd)
+        self._until_s = time.monotonic() + _TURN_S
 
     def _take(self) -> bool:
         """Wake the tasks whose replies have come, and send queued requests. Return whether there was any work."""
@@ -228,16 +249,22 @@ class _Waits:
         if count < 0:
             self._fail(count)
             return True
-        for tag in ffi.unpack(self._tags, count):
+        tags = dict.fromkeys([*self._again, *ffi.unpack(self._tags, count)])
+        self._again.clear()
+        for tag in tags:
             waiter = self._asleep.get(tag)  # None: no task waits, or the reader made the call itself
-            if waiter is not None and waiter.is_served():
+            if waiter is None:
+                continue
+            if waiter.is_served(self._until_s):
                 del self._asleep[tag]
                 waiter.wake()
+            elif waiter.has_more:
+                self._again.append(tag)
         sent = False
         while self._unsent and self._send(self._unsent[0]):
             self._unsent.popleft()
             sent = True
-        return count > 0 or sent
+        return bool(tags) or sent
 
     def _send(self, waiter: _Waiter) -> bool:
         """Try to send a request. False: there is no space now. A permanent failure wakes the task."""

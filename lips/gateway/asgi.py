@@ -188,13 +188,14 @@ class Outlet:
     """The body of a streamed answer.
 
     `put` writes a part to the connection's transport itself: the way through Hypercorn costs several times as much. The
-    first part, and parts for which a slow client leaves no room, wait for `flush`, which goes through Hypercorn.
+    first part, and parts for which a client leaves no room or that it no longer reads, wait for `flush`, which goes
+    through Hypercorn.
     """
 
     def __init__(self, scope: Scope, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._send, self._headers = send, headers
         self._transport: asyncio.WriteTransport = scope["state"]["transport"]
-        self._is_chunked = scope["http_version"] == "1.1"
+        self._is_chunked = scope["http_version"] >= "1.1"
         self._waiting: list[bytes] = []
         self._flushing = anyio.Lock(fast_acquire=True)
         self.has_begun = False
@@ -208,9 +209,10 @@ class Outlet:
     def put(self, part: bytes) -> None:
         """Send a part, or let it wait."""
         transport = self._transport
-        if not self.has_begun or self._waiting or transport.get_write_buffer_size() > _MOST_BUFFERED:
+        is_full = transport.get_write_buffer_size() > _MOST_BUFFERED
+        if not self.has_begun or self._waiting or is_full or transport.is_closing():
             self._waiting.append(part)
-        elif not transport.is_closing():
+        else:
             transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self._is_chunked else part)
 
     async def flush(self) -> None:
@@ -218,8 +220,8 @@ class Outlet:
         async with self._flushing:
             while self._waiting:
                 if not self.has_begun:
-                    await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
                     self.has_begun = True
+                    await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
                 parts, self._waiting = b"".join(self._waiting), []
                 await self._send({"type": "http.response.body", "body": parts, "more_body": True})
 

@@ -75,6 +75,7 @@ class Writer(ABC):
             try:
                 if outlet is not None:
                     self.begin()
+                    await outlet.flush()
                 await answers.feed(heard, outlet.flush if outlet is not None else anyio.lowlevel.checkpoint)
             finally:
                 self.usage.num_completion += answers.usage.num_completion

@@ -12,7 +12,8 @@ struct branch {
     int32_t first, count; /* its children or calls are heap[first .. first + count): a heap, whose top is next */
     int32_t chosen;       /* index in the heap: the child or call that `sym_choose` chose */
     int32_t arrival;      /* index of its first candidate */
-    int32_t num_of[2];    /* of an account: its candidates of each kind */
+    int32_t num_decodes, most_urgent, /* of an account: its decodes, and their highest priority */
+        num_prefills;                 /* its prefills of at least this priority */
     int32_t top;          /* of an account: the highest priority of its candidates */
     int32_t active;       /* bits as in sym_share.is_active */
     int32_t is_leaf,      /* a program */

@@ -6,13 +6,15 @@
  *
  * Rows. A step has at most max_tokens rows of prefills. With decodes in the step, prefills have as many rows as keep
  * the step within a limit by the cost model, and at least min_chunk rows. The limit is step_ns, or BESIDE times the
- * time of the decodes alone if that is longer. In a burst the limit is higher: the time of the decodes, and EAGER times
- * as much for each prefill that waits for a decode of its account, up to LONGEST times step_ns. The first waiting
- * prefill of an account does not count, and neither do accounts with a smaller part in the burst: of the accounts that
- * have decodes, the one with the fewest waiting prefills for each decode decides. So nobody's decodes wait for a burst
- * of others. One kind of prefill is not held back by the limit: a prefill that ends with this step and was ready before
- * any of the step's decodes had its first token. So calls that arrive together begin together, and a decode waits for
- * such prefills only at its own beginning.
+ * time of the decodes alone if that is longer. One kind of prefill is not held back by the limit: a prefill that ends
+ * with this step and was ready before any of the step's decodes had its first token. So calls that arrive together
+ * begin together, and a decode waits for such prefills only at its own beginning.
+ *
+ * Bursts. If several prefills of an account wait beside its decodes, the limit is higher: the time of the decodes, and
+ * EAGER times as much for each prefill after the first that waits for a decode of this account, up to LONGEST times
+ * step_ns. Prefills of a lower priority than one of these decodes do not count. Of several accounts with decodes, the
+ * one with the fewest such prefills for each decode decides, and the limit stays low if an account without calls now
+ * had decodes in the last THINKING plans. So nobody's decodes wait for a burst of others.
  *
  * Shares. Where seats or rows are short, weighted fair queueing over the tree of shares divides the service. From the
  * root down to an account, the child with the least virtual time is next. The service of a call is its part of the
@@ -54,7 +56,8 @@
 
 #define BESIDE 1.75 /* keeps 99 of 100 steps within twice the decodes' time: the model errs by a tenth */
 #define EAGER 8 /* a burst's mean first token is then nearly that of a policy that lets all decodes wait */
-#define LONGEST 12.5
+#define LONGEST 7.5
+#define THINKING 8
 #define MOST_AHEAD 16 /* long steps that a share may be ahead of the clock */
 #define LATEST_CLOCK 1e12 /* beyond this, virtual times begin again: a double then still resolves nanoseconds */
 
@@ -97,7 +100,6 @@ static void find_active(struct plan *p) {
         int kind = kind_of(candidate);
         p->num_of[kind]++;
         struct branch *account = account_of(p, candidate);
-        account->num_of[kind]++;
         if (!account->active || candidate->priority > account->top)
             account->top = candidate->priority;
         for (int32_t s = candidate->share; s >= 0 && !(p->branches[s].active & 1 << kind); s = p->shares[s].parent) {
@@ -215,14 +217,36 @@ double sym_policy_most_ns(const sym_limits *limits, const sym_cost *cost, const 
     return beside_ns > step_ns ? beside_ns : step_ns;
 }
 
+/* Return whether an account without calls now had decodes in the latest plans: its program may call again at once. */
+static int is_another_account_thinking(const struct plan *p) {
+    for (int32_t s = 1; s < p->num_shares; s++) {
+        int32_t parent = p->shares[s].parent;
+        if (parent > 0 && !p->branches[s].active && !p->branches[parent].active &&
+            p->shares[s].last_plan[DECODE] > at_least(0, p->number - THINKING))
+            return 1;
+    }
+    return 0;
+}
+
 /* Return how many prefills of a burst wait for each decode, of the account for which they are fewest. */
-static double crowding_of(const struct plan *p) {
-    double fewest = -1;
+static double crowding_of(struct plan *p) {
+    for (int32_t i = 0; i < p->n; i++) {
+        const sym_candidate *candidate = &p->candidates[i];
+        struct branch *account = account_of(p, candidate);
+        if (kind_of(candidate) == DECODE && (!account->num_decodes++ || candidate->priority > account->most_urgent))
+            account->most_urgent = candidate->priority;
+    }
+    for (int32_t i = 0; i < p->n; i++) {
+        const sym_candidate *candidate = &p->candidates[i];
+        struct branch *account = account_of(p, candidate);
+        account->num_prefills += kind_of(candidate) == PREFILL && candidate->priority >= account->most_urgent;
+    }
+    double fewest = is_another_account_thinking(p) ? 0 : -1;
     for (int32_t i = 0; i < p->num_active; i++) {
         const struct branch *branch = &p->branches[p->active[i]];
-        if (!branch->num_of[DECODE])
+        if (!branch->num_decodes)
             continue;
-        double each = (double)at_least(branch->num_of[PREFILL] - 1, 0) / branch->num_of[DECODE];
+        double each = (double)at_least(branch->num_prefills - 1, 0) / branch->num_decodes;
         if (fewest < 0 || each < fewest)
             fewest = each;
     }
@@ -394,8 +418,8 @@ int32_t sym_policy_plan(const sym_candidate *candidates, int32_t n, sym_share *s
     };
     memset(num_now, 0, (size_t)n * sizeof *num_now);
     find_active(&p);
-    p.crowding = crowding_of(&p);
     begin(&p);
+    p.crowding = p.num_of[DECODE] && p.num_of[PREFILL] ? crowding_of(&p) : 0;
     sym_set_places(&p);
     set_prices(&p);
     plan_decodes(&p);

@@ -240,11 +240,13 @@ def check_weights() -> Check:
 
     try:
         directory = cache_of(None, None)
-        files = kept_files(directory)
-    except SymError as error:
+        files, found = kept_files(directory), directory.stat()
+    except (SymError, OSError) as error:
         return Check("weights", None, str(error))
     detail = f"{len(files)} packed, {human_bytes(sum(each.num_bytes for each in files))} in {directory}"
-    mode = stat.S_IMODE(directory.stat().st_mode)
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        return Check("weights", None, f"{detail}, for daemons of uid {found.st_uid}")
     if mode != OWN_DIRECTORY:
         advice = f"chmod {OWN_DIRECTORY:o} {shlex.quote(str(directory))}: else each start packs the weights anew"
         return Check("weights", False, f"{detail}, whose mode is {mode:04o}", advice)

@@ -12,7 +12,7 @@ from scheduler._loop import ffi, lib
 from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Policy, StepLimits, new_shares
 
 SECOND = 1_000_000_000
-AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST = 20, 5, 16, 1.75, 8, 12.5
+AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST = 20, 5, 16, 1.75, 8, 7.5
 """Constants of `policy.c`."""
 
 
@@ -175,9 +175,18 @@ class Machine:
         return step_ns
 
     def _crowding(self) -> float:
-        """Return how many prefills of a burst wait for each decode, of the account for which they are fewest."""
+        """Return the most prefills of a burst that may wait for each decode, of the account for which they are fewest.
+
+        Accounts that had decodes shortly before would lower the number: `policy.c` says when.
+        """
         decodes = Counter(call.account for call in self.calls if call.left == 1)
-        prefills = Counter(call.account for call in self.calls if call.left > 1)
+        urgent = dict[Account, int]()
+        for call in self.calls:
+            if call.left == 1:
+                urgent[call.account] = max(call.priority, urgent.get(call.account, call.priority))
+        prefills = Counter(
+            call.account for call in self.calls if call.left > 1 and call.priority >= urgent.get(call.account, 0)
+        )
         return min((max(prefills[account] - 1, 0) / num for account, num in decodes.items()), default=0)
 
     def _cost(self, served: list[tuple[Call, int]]) -> float:

@@ -30,7 +30,9 @@ def outlet_on(transport, version):
     return Outlet({"state": {"transport": transport}, "http_version": version}, send, ())
 
 
-@pytest.mark.parametrize(("version", "straight"), [("1.1", b"4\r\nlast\r\n"), ("1.0", b"last")])
+@pytest.mark.parametrize(
+    ("version", "straight"), [("1.1", b"4\r\nlast\r\n"), ("1.0", b"last"), ("1.2", b"4\r\nlast\r\n")]
+)
 def test_parts_wait_before_the_response_has_begun_and_while_a_client_does_not_read(version, straight):
     async def program():
         transport = Transport()
@@ -53,7 +55,8 @@ def test_parts_wait_before_the_response_has_begun_and_while_a_client_does_not_re
         outlet.put(b"last")
         assert not outlet.is_waiting
         transport.is_closed = True
-        outlet.put(b"nobody reads this")
+        outlet.put(b"for nobody")
+        assert outlet.is_waiting, "the server notices that the client has gone"
         assert transport.sent == b"<head><firstsecondthird><ab>" + straight
 
     anyio.run(program)

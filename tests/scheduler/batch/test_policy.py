@@ -52,8 +52,11 @@ PLANS = {
         [Call("d", 1), *prefills(5, 40)], {"d": 1, "p0": 32}
     ),
     "and all decodes have that time": ([*decodes(2), *prefills(3, 40)], {"d0": 1, "d1": 1, "p0": 18}),
-    "but no step of a burst is longer than 250 ms": (
-        [Call("d", 1), *prefills(60, 10)], {"d": 1, "p0": 10, "p1": 10, "p2": 4}, {"row_ms": 10}
+    "but no step of a burst is longer than 150 ms": (
+        [Call("d", 1), *prefills(60, 8)], {"d": 1, "p0": 8, "p1": 6}, {"row_ms": 10}
+    ),
+    "an urgent decode is not held back by a burst that is not": (
+        [Call("d", 1, priority=1), *prefills(5, 40)], {"d": 1, "p0": 19}
     ),
     "a burst does not hold back the decodes of another account": (
         [Call("d", 1), *(replace(each, user=1) for each in prefills(5, 40))], {"d": 1, "p0": 19}
@@ -118,6 +121,13 @@ def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_t
     for held_back in (long[:1], long):
         plan = Steps().plan([*begun, *held_back, p], 4)
         assert plan == both | {"p": 30}, "a long one is held back, and a short one that came behind it is not"
+
+
+def test_a_burst_does_not_hold_back_an_account_that_had_decodes_shortly_before():
+    steps, burst = Steps(), [Call("d", 1), *prefills(5, 40)]
+    assert steps.plan([*burst, Call("o", 1, user=1)])["p0"] == 18
+    rows = [steps.plan(burst)["p0"] for _ in range(8)]
+    assert rows == [19] * 7 + [32], "it may think for seven plans"
 
 
 def is_planned(name, calls, now_s):
