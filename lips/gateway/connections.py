@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 FEWEST = 1024
 _REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _ACCEPTS_AGAIN_S = 0.5
+GONE_S = 60.0
+"""Time that the answers of a connection may take to end after the client has gone."""
 _SITE_BITS = 64  # bits of an IPv6 network whose addresses may all belong to one client
 
 
@@ -49,6 +51,29 @@ class _Connection(TCPServer):
     async def _read_data(self) -> None:
         await super()._read_data()
         await self.idle_task.stop()
+
+
+class _Protocol(asyncio.StreamReaderProtocol):
+    """Protocol of a connection. Some time after the client has gone, the task of the connection is cancelled.
+
+    Hypercorn's task would wait for ever if the client has sent another request behind the one that is being answered.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, task: asyncio.Task[None]) -> None:
+        super().__init__(reader)
+        self._serving: asyncio.Task[None] | None = task
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._serving is not None:
+            self._timer = asyncio.get_running_loop().call_later(GONE_S, self._serving.cancel)
+
+    def end(self) -> None:
+        """Note that the task has ended."""
+        self._serving = None
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class Connections:
@@ -105,13 +130,16 @@ class Connections:
     async def _serve(self, connection: socket.socket, uid: int | None, party: str) -> None:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
+        task = asyncio.current_task()
+        assert task is not None
+        protocol = _Protocol(reader, task)
         try:
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             state: LifespanState = {"uid": uid, "transport": transport}
             await _Connection(self._app, loop, self._config, self._context, state, reader, writer)
         finally:
+            protocol.end()
             self._num_by_party[party] -= 1
             if not self._num_by_party[party]:
                 del self._num_by_party[party]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -115,3 +116,28 @@ def test_an_answer_is_told_whose_connection_it_is_and_may_end(caplog):
 
     asyncio.run(main())
     assert not caplog.records
+
+
+def test_a_client_that_goes_while_other_requests_wait_leaves_no_connection_behind(monkeypatch):
+    """The server reads nothing while it answers, and does not see the client's end."""
+    monkeypatch.setattr(connections, "GONE_S", 0.05)
+
+    async def main():
+        begun = asyncio.Event()
+
+        async def endless(_scope, _receive, _send):
+            begun.set()
+            await asyncio.Event().wait()
+
+        served, ask, opened, close = served_by(endless)
+        await ask()
+        opened[0].write(REQUEST)
+        await begun.wait()
+        opened[0].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        opened[0].transport.abort()
+        [task] = served._tasks
+        await asyncio.wait([task])
+        await close()
+        await served.end(5)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
