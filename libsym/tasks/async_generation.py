@@ -74,7 +74,8 @@ class AsyncGeneration(Progress):
 
         >>> generation = await sym.aio.generate(await sym.aio.kv_create(), [65], max_tokens=3)
         >>> found = []
-        >>> await generation.feed(lambda piece: not found.append(piece), settle=anyio.lowlevel.checkpoint)
+        >>> async def settle(): raise AssertionError
+        >>> await generation.feed(lambda piece: not found.append(piece), settle)
         >>> "".join(found)
         'AAA'
         """
