@@ -12,7 +12,7 @@ from scheduler._loop import ffi, lib
 from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Policy, StepLimits, new_shares
 
 SECOND = 1_000_000_000
-AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST = 20, 5, 16, 1.75, 8, 7.5
+AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST = 20, 5, 16, 1.75, 16, 7.5
 """Constants of `policy.c`."""
 
 
