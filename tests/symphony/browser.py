@@ -65,8 +65,15 @@ class Browser:
 
     def go(self, url: str) -> None:
         """Load a page, and return when it is loaded."""
+        self._load("Page.navigate", url=url)
+
+    def reload(self) -> None:
+        """Load the page again, and return when it is loaded."""
+        self._load("Page.reload")
+
+    def _load(self, method: str, **parameters: str) -> None:
         before = self._num_loads
-        self.ask("Page.navigate", url=url)
+        self.ask(method, **parameters)
         while self._num_loads == before:
             self._note(self._next())
 

@@ -1,10 +1,25 @@
 """Whole daemons of a fleet, with an etcd of their own."""
 
+import os
+import random
 import socket
 import subprocess
+from contextlib import suppress
 
 from tests.symphony.daemons import SYMPHONY, Daemon
 from tests.symphony.etcd import EtcdServer
+
+
+def _ports():
+    """Yield ports that the kernel does not give to other processes. Each worker of the tests has a part."""
+    worker, num_workers = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), 8
+    for port in random.sample(range(20_000 + worker % num_workers, 32_000, num_workers), 1_000):
+        with suppress(OSError):
+            socket.create_server(("", port)).close()
+            yield port
+
+
+free_port = _ports().__next__
 
 
 class Fleet:
@@ -17,8 +32,7 @@ class Fleet:
         stack.callback(self.etcd.kill)
 
     def options(self, name, keys="", copies=1):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            where = "{}:{}".format(*free.getsockname())
+        where = f"127.0.0.1:{free_port()}"
         key_directory = str(self._directory / "keys" / (keys or name))
         return [
             "--machine",

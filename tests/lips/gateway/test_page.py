@@ -133,7 +133,7 @@ def test_an_answer_is_stopped_by_a_key(page, http):
 def test_text_is_text_whatever_it_says(page, http):
     broken = "<img src=x onerror=\"document.title='broken'\">"
     post(http, CHAT, messages=user(broken), max_tokens=2, conversation=broken.replace("/", ""))
-    page.run("location.reload()")
+    page.reload()
     until(page, f"{NAMES}.length === 1")
     page.run("""document.querySelector("#sessions button").click()""")
     until(page, """document.querySelectorAll(".turn.user").length === 1""")
