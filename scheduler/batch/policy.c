@@ -55,7 +55,7 @@
 #include <string.h>
 
 #define BESIDE 1.75 /* keeps 99 of 100 steps within twice the decodes' time: the model errs by a tenth */
-#define EAGER 16 /* a burst's mean first token is then nearly that of a policy that lets all decodes wait */
+#define EAGER 16 /* in a model of the loop, first tokens of a burst then come nearly as soon as if all decodes waited */
 #define LONGEST 7.5
 #define THINKING 8
 #define MOST_AHEAD 16 /* long steps that a share may be ahead of the clock */
