@@ -59,6 +59,7 @@ struct plan {
         now_ns;
     int64_t begun_ns; /* smallest `begun_ns` of the decodes in the step */
     sym_work work; /* work of the step so far */
+    int is_another_thinking; /* an account without calls had decodes in the latest plans */
     double crowding; /* prefills of a burst that wait for each decode */
     double most_ns; /* time limit of a step with both decodes and prefills */
     double row_ns, /* service charged for a row */

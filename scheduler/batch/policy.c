@@ -8,7 +8,9 @@
  * the step within a limit by the cost model, and at least min_chunk rows. The limit is step_ns, or BESIDE times the
  * time of the decodes alone if that is longer. One kind of prefill is not held back by the limit: a prefill that ends
  * with this step and was ready before any of the step's decodes had its first token. So calls that arrive together
- * begin together, and a decode waits for such prefills only at its own beginning.
+ * begin together, and a decode waits for such prefills only at its own beginning. If all decodes belong to the account
+ * of the prefill, the prefill may be ready TOGETHER times step_ns later, since a server reads the requests of a burst
+ * one after the other.
  *
  * Bursts. If several prefills of an account wait beside its decodes, the limit is higher: the time of the decodes, and
  * EAGER times as much for each prefill after the first that waits for a decode of this account, up to LONGEST times
@@ -57,6 +59,7 @@
 #define BESIDE 1.75 /* keeps 99 of 100 steps within twice the decodes' time: the model errs by a tenth */
 #define EAGER 16 /* in a model of the loop, first tokens of a burst then come nearly as soon as if all decodes waited */
 #define LONGEST 7.5
+#define TOGETHER 25 /* half a second by default: a server reads some 150 requests in that time */
 #define THINKING 8
 #define MOST_AHEAD 16 /* long steps that a share may be ahead of the clock */
 #define LATEST_CLOCK 1e12 /* beyond this, virtual times begin again: a double then still resolves nanoseconds */
@@ -241,7 +244,8 @@ static double crowding_of(struct plan *p) {
         struct branch *account = account_of(p, candidate);
         account->num_prefills += kind_of(candidate) == PREFILL && candidate->priority >= account->most_urgent;
     }
-    double fewest = is_another_account_thinking(p) ? 0 : -1;
+    p->is_another_thinking = is_another_account_thinking(p);
+    double fewest = p->is_another_thinking ? 0 : -1;
     for (int32_t i = 0; i < p->num_active; i++) {
         const struct branch *branch = &p->branches[p->active[i]];
         if (!branch->num_decodes)
@@ -325,9 +329,13 @@ static void plan_decodes(struct plan *p) {
         serve(p, i, p->candidates[i].left);
 }
 
-/* Return whether a prefill ends with this step, and was ready before the first token of any decode in the step. */
-static int begins_with_them(const struct plan *p, const sym_candidate *candidate, int64_t most) {
-    return candidate->since_ns <= p->begun_ns && candidate->left <= most;
+/* Return whether a prefill ends with this step, and was ready before the first token of any decode in the step, or soon
+ * afterwards if this delays no other account and no higher priority. */
+static int begins_with_them(struct plan *p, const sym_candidate *candidate, int64_t most) {
+    const struct branch *account = account_of(p, candidate);
+    int is_alone = account->num_decodes == p->num_of[DECODE] && !p->is_another_thinking;
+    int64_t soon_ns = is_alone && candidate->priority >= account->most_urgent ? TOGETHER * p->limits->step_ns : 0;
+    return candidate->since_ns - soon_ns <= p->begun_ns && candidate->left <= most;
 }
 
 static void plan_prefills(struct plan *p) {

@@ -12,7 +12,7 @@ from scheduler._loop import ffi, lib
 from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Policy, StepLimits, new_shares
 
 SECOND = 1_000_000_000
-AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST = 20, 5, 16, 1.75, 16, 7.5
+AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST, TOGETHER = 20, 5, 16, 1.75, 16, 7.5, 25
 """Constants of `policy.c`."""
 
 
@@ -169,10 +169,16 @@ class Machine:
         burst_ns = self._cost(computed) * (1 + EAGER * self._crowding())
         most_ns = max(most_ns, min(burst_ns, LONGEST * limits.step_s * 1e9)) * (1 + 1e-9)
         begun_ns = min((call.begun_ns for call, _ in computed), default=0)
-        late = [(call, now) for call, now in prefills if now and not (call.since_ns <= begun_ns and now == call.left)]
+        late = [(call, now) for call, now in prefills if now and (now < call.left or self._is_late(call, begun_ns))]
         num_late = sum(now for _, now in late)
         assert self._cost(computed + late) <= most_ns or num_late <= limits.min_chunk or not decodes
         return step_ns
+
+    def _is_late(self, prefill: Call, begun_ns: int) -> bool:
+        """Return whether a prefill was ready after the first token of a decode, or long after it beside its own."""
+        decodes = [call for call in self.calls if call.left == 1]
+        is_alone = all(call.account is prefill.account and call.priority <= prefill.priority for call in decodes)
+        return prefill.since_ns > begun_ns + is_alone * TOGETHER * self.limits.step_s * SECOND
 
     def _crowding(self) -> float:
         """Return the most prefills of a burst that may wait for each decode, of the account for which they are fewest.

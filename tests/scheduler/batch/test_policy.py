@@ -115,7 +115,14 @@ def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_t
     begun, p, q = decodes(2, begun_s=3.0), Call("p", 30, since_s=2.0), Call("q", 30, since_s=2.5)
     both = {"d0": 1, "d1": 1}
     assert Steps().plan([*begun, p, q], 4) == both | {"p": 30, "q": 30}
-    assert Steps().plan([*begun, replace(p, since_s=3.5)], 4)["p"] == 18, "it came later"
+    assert Steps().plan([*begun, replace(p, since_s=3.5)], 4) == both | {"p": 30}, "it came soon afterwards"
+    assert Steps().plan([*begun, replace(p, since_s=3.6)], 4)["p"] == 18, "it came later"
+    soon = [*begun, replace(p, since_s=3.1)]
+    assert Steps().plan([*soon, Call("o", 1, user=1, begun_s=3.0)], 4)["p"] == 17, "another account does not wait for it"
+    assert Steps().plan([*soon, Call("u", 1, priority=1, begun_s=3.0)], 4)["p"] == 17, "nor does a higher priority"
+    steps = Steps()
+    steps.plan([Call("o", 1, user=1)])
+    assert steps.plan(soon, 4)["p"] == 18, "nor does an account that had decodes shortly before"
     assert Steps().plan([*begun, Call("older", 1, begun_s=1.0), p], 4)["p"] == 17, "one has gone on for longer"
     long = [Call(name, 500, since_s=0.0) for name in ("long", "longer")]
     for held_back, in_burst in ((long[:1], {}), (long, {"long": 2})):
