@@ -129,9 +129,8 @@ class Cache:
     def shrink(self, max_tokens: int) -> int:
         """Drop the least recently used entries until at most `max_tokens` tokens remain. Return the number of drops."""
         num_dropped = 0
-        oldest = iter(sorted(self._entries, key=lambda each: each.used))
         while self._entries and (self.num_tokens > max_tokens or len(self._entries) > MAX_ENTRIES):
-            self.drop(next(oldest))
+            self.drop(min(self._entries, key=lambda each: each.used))
             num_dropped += 1
         return num_dropped
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import libsym as sym
@@ -45,6 +47,8 @@ def bounded(fields: Fields, sampling: Sampling, model: sym.ModelInfo, own: Named
         raise ApiError(400, f"{names} constrain the answer in different ways: give one", param=named[1][0])
     if not named:
         return sampling
+    if named[0][0] == "min_tokens" and sampling.max_tokens == _least(fields):
+        return _never(sampling, model.eos_ids.union(sampling.stop_tokens))  # far cheaper than the grammar
     if limits and not sampling.stop_at_end:
         sampling = _never(sampling, model.eos_ids)  # the grammar itself would allow an end token
     allowed = _tokens(fields, "allowed_token_ids", model, MAX_ALLOWED)
@@ -143,7 +147,7 @@ def _tokens(fields: Fields, name: str, model: sym.ModelInfo, most: int) -> list[
 
 def _token_limits(fields: Fields, sampling: Sampling, model: sym.ModelInfo) -> Iterator[Named]:
     """Yield the grammar of the allowed tokens, or of a minimum number of tokens before an end token."""
-    least = fields.whole("min_tokens", 0, MAX_LEAST_TOKENS, 0) or 0
+    least = _least(fields)
     if least and sampling.stop:
         raise ApiError(400, "min_tokens: a stop text may end the answer before", param="min_tokens")
     if sampling.max_tokens is not None and least > sampling.max_tokens:
@@ -151,24 +155,24 @@ def _token_limits(fields: Fields, sampling: Sampling, model: sym.ModelInfo) -> I
     listed = _tokens(fields, "allowed_token_ids", model, MAX_ALLOWED)
     if not least and not listed:
         return
-    inner = set(listed or range(model.vocab_size)) - model.eos_ids
-    first = inner - set(sampling.stop_tokens)
+    inner, first = (_ranges(listed, out, model) for out in (model.eos_ids, model.eos_ids.union(sampling.stop_tokens)))
     if not first:
         raise fields.wrong("allowed_token_ids", "a token that does not end the answer")
     name = "allowed_token_ids" if listed else "min_tokens"
     begin = f"first{{{least}}} " if least else ""
-    yield name, sym.Grammar.lark(f"start: {begin}inner*\nfirst: {_ranges(first)}\ninner: {_ranges(inner)}\n")
+    yield name, sym.Grammar.lark(f"start: {begin}inner*\nfirst: <[{first}]>\ninner: <[{inner}]>\n")
 
 
-def _ranges(tokens: Iterable[int]) -> str:
-    """Return a token set in llguidance's notation."""
-    found: list[tuple[int, int]] = []
-    for token in sorted(tokens):
-        if found and found[-1][1] == token - 1:
-            found[-1] = found[-1][0], token
-        else:
-            found.append((token, token))
-    return f"<[{','.join(f'{first}-{last}' for first, last in found)}]>"
+def _least(fields: Fields) -> int:
+    return fields.whole("min_tokens", 0, MAX_LEAST_TOKENS, 0) or 0
+
+
+def _ranges(listed: Iterable[int], out: AbstractSet[int], model: sym.ModelInfo) -> str:
+    """Return the listed tokens, or all tokens if none are listed, without those of `out`, in llguidance's notation."""
+    if listed:
+        return ",".join(f"{token}-{token}" for token in sorted(set(listed) - out))
+    ends = [-1, *sorted(out), model.vocab_size]
+    return ",".join(f"{last + 1}-{after - 1}" for last, after in pairwise(ends) if last + 1 < after)
 
 
 def _never(sampling: Sampling, tokens: Iterable[int]) -> Sampling:

@@ -74,6 +74,7 @@ def test_an_answer_has_so_many_tokens_at_least(tiny):
     ends = {"logit_bias": {END: 99}}
     assert text_of(tiny, **ends) == ""
     assert complete(tiny, **ends, min_tokens=5)["usage"]["completion_tokens"] == 5
+    assert complete(tiny, **ends, min_tokens=5, max_tokens=5)["usage"]["completion_tokens"] == 5
     assert complete(tiny, **ends, min_tokens=20, max_tokens=None, n_predict=-1)["usage"]["completion_tokens"] == 20
     assert complete(tiny, n_predict=3, max_tokens=None)["usage"]["completion_tokens"] == 3
 
@@ -84,6 +85,7 @@ def test_tokens_stop_an_answer(tiny):
     stopped = complete(tiny, **wants_b, stop_token_ids=[B, C])["choices"][0]
     assert (stopped["text"], stopped["finish_reason"]) == ("", "stop")
     assert complete(tiny, **wants_b, stop_token_ids=[B], min_tokens=3)["usage"]["completion_tokens"] >= 3
+    assert complete(tiny, **wants_b, stop_token_ids=[B], min_tokens=3, max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
 def test_bad_words_do_not_come(tiny):

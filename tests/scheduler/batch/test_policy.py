@@ -118,7 +118,7 @@ def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_t
     assert Steps().plan([*begun, replace(p, since_s=3.5)], 4) == both | {"p": 30}, "it came soon afterwards"
     assert Steps().plan([*begun, replace(p, since_s=3.6)], 4)["p"] == 18, "it came later"
     soon = [*begun, replace(p, since_s=3.1)]
-    assert Steps().plan([*soon, Call("o", 1, user=1, begun_s=3.0)], 4)["p"] == 17, "another account does not wait for it"
+    assert Steps().plan([*soon, Call("o", 1, user=1, begun_s=3.0)], 4)["p"] == 17, "another account does not wait"
     assert Steps().plan([*soon, Call("u", 1, priority=1, begun_s=3.0)], 4)["p"] == 17, "nor does a higher priority"
     steps = Steps()
     steps.plan([Call("o", 1, user=1)])
