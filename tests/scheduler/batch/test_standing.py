@@ -566,7 +566,7 @@ async def test_how_long_prefills_may_make_a_step_can_change_while_it_runs(bench,
         decodes = await bench.held(lambda: bench.generate(bench.file(), [5, 6], 1, max_tokens=1000))
         bench.steps.hold_next()
         await bench.steps.wait_entered()  # its first token is there
-        prefill = bench.submit(bench.file(), [7] * 200, program=Program(2))
+        prefill = bench.submit(bench.file(), [7] * 200, program=Program(2), priority=-1)
         first = len(bench.steps.batches)
         bench.steps.gate.set()
         await prefill.wait()
