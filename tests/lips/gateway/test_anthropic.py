@@ -1,6 +1,5 @@
 """Anthropic's own client: messages, streams, tools, counting; and the requests of Claude Code."""
 
-import anthropic
 import pytest
 
 from tests.lips.gateway.wire import CAPITAL, events_of, user
@@ -21,6 +20,8 @@ CERTAIN = {"extra_body": {"temperature": 0}}
 
 @pytest.fixture
 def client(gateway):
+    import anthropic  # takes a second, and few runs have these slow tests
+
     with anthropic.Anthropic() as client:
         yield client
 
