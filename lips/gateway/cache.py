@@ -56,6 +56,7 @@ class Cache:
         self.num_tokens = 0
         """Tokens of all entries; shared tokens count once in each entry."""
         self._entries: dict[CachedFile, None] = {}
+        """In the order of their last use."""
         self._by_block: dict[int, dict[CachedFile, None]] = {}
         self._prefills: dict[_Prefill, None] = {}
         self._uses = count(1)
@@ -91,6 +92,8 @@ class Cache:
         if entry is None or entry.kv.closed:
             return await sym.aio.kv_create(), 0
         entry.used = next(self._uses)
+        if entry in self._entries:  # an await above may have let it go
+            self._entries[entry] = self._entries.pop(entry)
         kv = await sym.aio.kv_fork(entry.kv)
         await sym.aio.kv_truncate(kv, length)
         return kv, length
@@ -130,7 +133,7 @@ class Cache:
         """Drop the least recently used entries until at most `max_tokens` tokens remain. Return the number of drops."""
         num_dropped = 0
         while self._entries and (self.num_tokens > max_tokens or len(self._entries) > MAX_ENTRIES):
-            self.drop(min(self._entries, key=lambda each: each.used))
+            self.drop(next(iter(self._entries)))
             num_dropped += 1
         return num_dropped
 
