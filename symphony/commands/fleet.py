@@ -1,4 +1,4 @@
-"""`symphony fleet keys | fetch | status | place`: daemons on several machines."""
+"""`symphony fleet keys | fetch | status | place | up | join`: daemons on several machines."""
 
 from __future__ import annotations
 
@@ -45,6 +45,15 @@ def add_fleet(commands: Commands) -> None:
     place.add_argument("files", metavar="FILE", nargs="*", help="file that the program uses")
     place.set_defaults(action=_place)
 
+    up = parts.add_parser("up", help="run Ray on the first machine, for symphony run --fleet")
+    join = parts.add_parser("join", help="run Ray on another machine of the fleet")
+    join.add_argument("head", metavar="ADDRESS", help="address of the first machine, as HOST:PORT")
+    for each in (up, join):
+        add_socket(each)
+        each.add_argument("--listen", metavar="HOST[:PORT]", required=True, help="address of this machine for Ray")
+        each.set_defaults(action=_node)
+    up.set_defaults(head=None)
+
 
 def _keys(args: argparse.Namespace) -> int:
     from symphony.fleet.keys import make_keys  # noqa: PLC0415 - a package that few installations have
@@ -74,3 +83,14 @@ def _place(args: argparse.Namespace) -> int:
     found = libsym.fleet_place(*(on_mount(each, mount) for each in args.files))
     print(json.dumps(found, indent=2) if args.json else "\n".join(place_lines(found)))
     return 0
+
+
+def _node(args: argparse.Namespace) -> int:
+    from symphony.fleet.cluster import Cluster, serve_node  # noqa: PLC0415 - only fleets need it
+
+    connect(args)
+    found = libsym.daemon_stat()
+    if found.get("fleet") is None:
+        raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
+    libsym.close()
+    return serve_node(Cluster.of_user(), found["fleet"]["machine"], found["socket"], args.listen, args.head)

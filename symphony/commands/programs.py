@@ -25,21 +25,22 @@ def add_program_commands(subparsers: Commands) -> None:
         parser.set_defaults(action=lambda args: action(args, socket_of(args)))
         return parser
 
-    add_run_options(command("run", "run a program beside the model", commands.run_command))
+    add_run_options(command("run", "run a program beside the model", _run))
 
-    ps = command("ps", "list your programs", commands.ps_command)
+    ps = command("ps", "list your programs", _ps)
     ps.add_argument("-a", "--all", action="store_true", help="list programs that have ended, too")
+    ps.add_argument("--fleet", action="store_true", help="list the programs on all machines of the fleet")
     add_json(ps)
 
-    kill = command("kill", "send a signal to programs", commands.kill_command)
+    kill = command("kill", "send a signal to programs", _by_machine(commands.kill_command, "kill"))
     kill.add_argument("-s", "--signal", type=commands.signal_number, default=15, metavar="SIGNAL", help="default: TERM")
     kill.add_argument("who", nargs="+", metavar="PROGRAM", help="a name, an id or a pid")
 
-    logs = command("logs", "what a program wrote", commands.logs_command)
+    logs = command("logs", "what a program wrote", _by_machine(commands.logs_command, "logs"))
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the program ends")
     logs.add_argument("who", metavar="PROGRAM")
 
-    wait = command("wait", "return when programs have ended, and print how", commands.wait_command)
+    wait = command("wait", "return when programs have ended, and print how", _by_machine(commands.wait_command, "wait"))
     wait.add_argument("who", nargs="+", metavar="PROGRAM")
 
     attach = command("attach", "have a running program in this terminal", commands.attach_command)
@@ -84,9 +85,45 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--restart", default="no", metavar="POLICY", help="start it again when it failed: no, on-failure, on-failure:N"
     )
+    run.add_argument("--fleet", action="store_true", help="run it on the best machine of the fleet")
+    run.add_argument("--on", metavar="MACHINE", help="run it on this machine of the fleet")
+    run.add_argument(
+        "--near", action="append", default=[], metavar="FILE", help="a file on the mount that it uses, for --fleet"
+    )
     run.add_argument("--list", action="store_true", help="list the programs that ship with Symphony")
     run.add_argument("program", metavar="PROG", nargs="?", help="a file, or the name of a program that ships")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
+
+
+def _run(args: argparse.Namespace, socket: Path | None) -> int:
+    if args.near and (not args.fleet or args.on):
+        raise Invalid("--near chooses the machine for --fleet: say --fleet, and leave --on out")
+    if (args.fleet or args.on) and args.program is not None and not args.list:
+        from symphony.commands.elsewhere import run_in_fleet  # noqa: PLC0415 - only fleets need it
+
+        return run_in_fleet(args, socket)
+    return commands.run_command(args, socket)
+
+
+def _ps(args: argparse.Namespace, socket: Path | None) -> int:
+    if not args.fleet:
+        return commands.ps_command(args, socket)
+    from symphony.commands.elsewhere import ps_in_fleet  # noqa: PLC0415 - only fleets need it
+
+    return ps_in_fleet(args, socket)
+
+
+def _by_machine(action: Action, name: str) -> Action:
+    """Return an action that also takes programs of other machines, MACHINE:NAME. `name`: the command."""
+
+    def act(args: argparse.Namespace, socket: Path | None) -> int:
+        if not any(":" in each for each in ([args.who] if isinstance(args.who, str) else args.who)):
+            return action(args, socket)
+        from symphony.commands.elsewhere import act_elsewhere  # noqa: PLC0415 - only fleets need it
+
+        return act_elsewhere(name, args)
+
+    return act
 
 
 def _variable(text: str) -> tuple[str, str | None]:

@@ -11,7 +11,7 @@ from tests.symphony.etcd import EtcdServer
 
 
 def _ports():
-    """Yield ports that the kernel does not give to other processes. Each worker of the tests has a part."""
+    """Yield ports that neither the kernel nor Ray gives to other processes. Each worker of the tests has a part."""
     worker, num_workers = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), 8
     for port in random.sample(range(20_000 + worker % num_workers, 32_000, num_workers), 1_000):
         with suppress(OSError):

@@ -1,0 +1,267 @@
+"""Commands on programs of other machines of the fleet: run, ps, kill, logs, wait. A program there is MACHINE:NAME."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import libsym
+from libsym.channel.socket_path import find_socket
+from libsym.errors import Invalid, NotConnected, NotFound, SymError
+from symphony.commands.options import connect, on_mount
+from symphony.fleet.cluster import Cluster, Connection, Remote
+from symphony.fleet.runner import ERRORS, OUTPUT, STATUS, Request, Source, run_options
+from symphony.launcher.asking import commands, listing
+from symphony.launcher.asking.session import PASSED_ON
+from symphony.launcher.common.finding import find_program, shipped
+from symphony.launcher.common.places import Refused
+
+OPTIONS = ("name", "isolation", "bind", "allow-net", "venv", "memory", "processes", "tokens", "pages", "restart")
+"""Options of `run` that another machine gets as they are."""
+MAX_SOURCE_BYTES = 4 << 20
+SIGNALS = (*PASSED_ON, signal.SIGHUP)
+"""Signals that a command passes on. SIGHUP says that the command's terminal is gone."""
+
+LEAVES_S = 20.0
+"""Time within which a machine that has died leaves the list of its fleet: a lease, and two rounds of a daemon."""
+
+# ---- run
+
+
+def run_in_fleet(args: argparse.Namespace, socket: Path | None) -> int:
+    """Run a program here, or by Ray on another machine. With --restart, start it elsewhere if that machine dies."""
+    while True:
+        machine, here = _machine(args)
+        if machine == here:
+            return commands.run_command(args, socket)
+        try:
+            return _run_on(machine, args)
+        except NotConnected as error:
+            if args.restart == "no" or args.on is not None or not _has_left(machine, args):
+                raise
+            print(f"symphony: {error}; {args.program} starts again", file=sys.stderr)
+
+
+def _run_on(machine: str, args: argparse.Namespace) -> int:
+    """Run a program on another machine."""
+    if args.tty:
+        raise Invalid(f"a program on another machine has no terminal here: leave --tty out, or run it on {machine}")
+    request = _run_request(args)
+    with Cluster.of_user().connection() as connection:
+        there = Elsewhere(connection, machine)
+        name = there.told(request).strip()
+        if args.detach:
+            print(f"{machine}:{name}", file=connection.out)
+            return 0
+        print(f"symphony: {args.program} is {machine}:{name}", file=sys.stderr)
+        return there.follow(name)
+
+
+def _has_left(machine: str, args: argparse.Namespace) -> bool:
+    """Return whether a machine has left the fleet, or leaves it soon. If not, only its Ray does not answer."""
+    ends_s = time.monotonic() + LEAVES_S
+    while True:
+        connect(args)
+        fleet = libsym.daemon_stat()["fleet"]
+        libsym.close()
+        if fleet["trouble"] or time.monotonic() > ends_s:
+            return False
+        if machine not in fleet["machines"]:
+            return True
+        time.sleep(1.0)
+
+
+def _machine(args: argparse.Namespace) -> tuple[str, str]:
+    """Return the machine for the program, and this machine."""
+    here = _here(args)
+    if args.on is not None:
+        return args.on, here
+    connect(args)
+    mount = libsym.daemon_stat()["mount"]
+    found = libsym.fleet_place(*(on_mount(each, mount) for each in args.near), begins=True)
+    libsym.close()
+    print(f"symphony: {args.program} runs on {found['machine']}: {found['reason']}", file=sys.stderr)
+    return found["machine"], here
+
+
+def _here(args: argparse.Namespace) -> str:
+    """Return the name of this machine. NotFound: it is in no fleet."""
+    connect(args)
+    fleet = libsym.daemon_stat().get("fleet")
+    libsym.close()
+    if fleet is None:
+        raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
+    return str(fleet["machine"])
+
+
+def _run_request(args: argparse.Namespace) -> Request:
+    """Return the command for the other machine: `symphony run --detach` with the options and the program's file."""
+    given: list[tuple[str, object]] = [(each, getattr(args, each.replace("-", "_"))) for each in OPTIONS]
+    given.append(("time", None if args.time is None else f"{args.time}s"))
+    given.append(
+        ("env", [f"{name}={os.environ.get(name, '') if value is None else value}" for name, value in args.env])
+    )
+    program, source = args.program, None
+    if program not in shipped() or Path(program).is_file():
+        file = Path(find_program(program, ".")[0])
+        source = Source(file.name, _content(file), os.access(file, os.X_OK))
+        program = f"./{file.name}"
+    return _request("run", "--detach", *run_options(given), program, *args.arguments, source=source)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise Refused(f"{file}: {error.strerror}") from None
+    if len(content) > MAX_SOURCE_BYTES:
+        raise Invalid(f"{file} has {len(content):,} bytes: a program for another machine has {MAX_SOURCE_BYTES:,}")
+    return content
+
+
+# ---- ps, kill, logs, wait
+
+
+def ps_in_fleet(args: argparse.Namespace, socket: Path | None) -> int:
+    """List the programs on all machines of the fleet. Return 1 if a machine does not answer."""
+    here = _here(args)
+    daemon = socket or find_socket()
+    found, missing = listing.rows(commands.places_of(daemon), str(daemon), ended=args.all)
+    rows, failures = [{**each, "machine": here} for each in found], [] if missing is None else [str(missing)]
+    try:
+        with Cluster.of_user().connection() as connection:
+            for machine in connection.machines():
+                if machine != here:
+                    rows += _rows_of(connection, machine, args, failures)
+    except SymError as error:
+        failures.append(str(error))
+    named = [{**each, "name": f"{each['machine']}:{each['name']}"} for each in rows]
+    print(json.dumps(rows, indent=2) if args.json else "\n".join(listing.lines(named)))
+    for each in failures:
+        print(f"symphony: programs are missing: {each}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _rows_of(connection: Connection, machine: str, args: argparse.Namespace, failures: list[str]) -> list[listing.Row]:
+    """Return the programs on another machine. If it does not answer, add the reason to `failures`."""
+    try:
+        found = Elsewhere(connection, machine).told(_request("ps", "--json", *(["--all"] if args.all else [])))
+    except (SymError, Refused) as error:
+        failures.append(str(error))
+        return []
+    return [{**each, "machine": machine} for each in json.loads(found)]
+
+
+def act_elsewhere(command: str, args: argparse.Namespace) -> int:
+    """Carry out `kill`, `logs` or `wait` on programs of other machines. Return the last status, also of an error."""
+    programs = [args.who] if isinstance(args.who, str) else args.who
+    for who in programs:
+        if ":" not in who:
+            raise Invalid(f"{who} is a program of this machine: name it in a command of its own")
+    status = 0
+    with Cluster.of_user().connection() as connection:
+        for who in programs:
+            machine, _, name = who.partition(":")
+            try:
+                there = Elsewhere(connection, machine)
+                if command == "kill":
+                    there.kill(name, args.signal)
+                elif command == "logs":
+                    there.show(_request("logs", *(["--follow"] if args.follow else []), name))
+                else:
+                    status = there.status(name)
+                    print(status if len(programs) == 1 else f"{who} {status}", file=connection.out)
+            except (SymError, Refused) as error:
+                print(f"symphony: {error}", file=sys.stderr)
+                status = error.status if isinstance(error, Refused) else 1
+    return status
+
+
+# ---- the other machine
+
+
+def _request(*words: str, source: Source | None = None) -> Request:
+    return Request(os.getuid(), words, source)
+
+
+class Elsewhere:
+    """The user's programs on another machine."""
+
+    def __init__(self, connection: Connection, machine: str) -> None:
+        """NotConnected: the machine is in no Ray cluster of this user."""
+        self._machine = machine
+        self._out = connection.out
+        self._remote = Remote(connection, machine)
+
+    def told(self, request: Request) -> str:
+        """Return what a command there prints. Refused: the command failed, and its last line says why."""
+        status, output, errors = self._done(request)
+        if status:
+            raise self._refused(status, errors)
+        return output
+
+    def status(self, name: str) -> int:
+        """Return the exit status of a program when it has ended."""
+        status, output, errors = self._done(_request("wait", name))
+        if not output:
+            raise self._refused(status, errors)
+        return int(output)
+
+    def kill(self, name: str, number: int) -> None:
+        self.told(_request("kill", "--signal", str(number), name))
+
+    def show(self, request: Request) -> int:
+        """Write the output of a command there to this command's streams, and return its exit status."""
+        for stream, content in self._remote.call(request):
+            if stream == STATUS:
+                return int(content)
+            out = (self._out if stream == OUTPUT else sys.stderr).buffer
+            out.write(content)
+            out.flush()
+        raise AssertionError("a runner's last event is the exit status")
+
+    def follow(self, name: str) -> int:
+        """Write the program's output until it ends, pass signals on to it, and return its exit status."""
+        with self._passing_signals_on(name):
+            self.show(_request("logs", "--follow", name))
+            return self.status(name)
+
+    @contextmanager
+    def _passing_signals_on(self, name: str) -> Iterator[None]:
+        """Send the signals that arrive to the program, in a thread: a handler must not wait for the other machine."""
+        arrived = queue.SimpleQueue[int]()
+
+        def pass_on() -> None:
+            while True:
+                try:
+                    self.kill(name, arrived.get())
+                except (SymError, Refused) as error:
+                    print(f"symphony: a signal was not passed on: {error}", file=sys.stderr)
+
+        threading.Thread(target=pass_on, daemon=True).start()
+        before = {each: signal.signal(each, lambda number, _frame: arrived.put(number)) for each in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _done(self, request: Request) -> tuple[int, str, str]:
+        """Run a command there. Return its exit status, and its output on both streams."""
+        written = {STATUS: b"", OUTPUT: b"", ERRORS: b""}
+        for stream, content in self._remote.call(request):
+            written[stream] += content
+        return int(written[STATUS]), written[OUTPUT].decode(), written[ERRORS].decode(errors="replace")
+
+    def _refused(self, status: int, errors: str) -> Refused:
+        line = (errors.strip().splitlines() or [f"the command ended with {status}"])[-1]
+        return Refused(f"{self._machine}: {line.removeprefix('symphony: ')}", status)

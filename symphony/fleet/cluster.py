@@ -1,0 +1,333 @@
+"""A user's Ray cluster: it runs the user's commands on the machines of a fleet.
+
+The cluster belongs to one user. A person who has its token can run code as this user on all of its machines, so only
+the user may read the token. Ray starts programs, and the user's launchers own them. So programs run on if Ray ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from socket import create_connection
+from typing import Any, TextIO
+
+from libsym.errors import Invalid, NotConnected, NotFound, SymError
+from symphony.fleet.runner import Request, Runner
+from symphony.launcher.common.places import find_places, make
+from symphony.launcher.machine.system import die_with_parent
+from symphony.settings.kinds import address
+
+NAMESPACE = "symphony"
+START_S, PAUSE_S = 120.0, 0.2
+"""Time that Ray gets to start on a machine, and the pause between two looks."""
+END_S = 3.0
+"""Time that Ray gets to end."""
+PROBE_S = 5.0
+"""Time in which the first machine must take a connection. Ray itself would try for minutes."""
+ANSWER_S = 30.0
+"""Time in which a runner must take a command. Ray itself would wait for ever for a machine that has died."""
+STORE_BYTES = 80 << 20
+"""Memory for Ray's own objects, about the least that Ray accepts: outputs of programs are small."""
+MAX_CALLS = 256
+"""Maximum number of concurrent commands of a runner. A program that is followed takes one."""
+MAX_EVENTS = 64
+"""Maximum number of a command's outputs that are under way. Then the command waits, as at a full pipe."""
+_QUIET = {"log_to_driver": False, "logging_level": "CRITICAL", "configure_logging": True}
+_SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # else Ray ends its runner when the daemon has filled the memory
+    "RAY_ROTATION_MAX_BYTES": str(1 << 20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else programs without a sandbox see no GPU
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The files of a user's cluster on this machine."""
+
+    directory: Path
+
+    @classmethod
+    def of_user(cls) -> Cluster:
+        """Return the cluster of this process's user."""
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return cls(Path(state) / "symphony" / "fleet")
+
+    @property
+    def token(self) -> Path:
+        return self.directory / "token"
+
+    def log_of(self, machine: str) -> Path:
+        return self.directory / f"ray-{machine}.log"
+
+    def make_token(self) -> None:
+        """Make the token of a new cluster, unless there is one."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            token = os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(token, "w") as file:
+                file.write(secrets.token_hex(32))
+
+    def note(self, where: str) -> None:
+        """Note the address of the first machine, for the programs that are submitted here."""
+        (self.directory / "address").write_text(where)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables for Ray. NotFound, Invalid: there is no token that only the user may read."""
+        try:
+            found = self.token.stat()
+        except OSError:
+            raise NotFound(f"there is no {self.token}: copy it from the first machine, with the mode 0600") from None
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise Invalid(f"{self.token} must belong to you, and only you may read it (0600)")
+        return {**_SETTINGS, "RAY_AUTH_TOKEN_PATH": str(self.token)}
+
+    def imported(self) -> Any:
+        """Return the module `ray`, which reads its settings when it is imported. NotConnected: it is not installed."""
+        os.environ.update(self.environment())
+        try:
+            import ray  # noqa: PLC0415 - a package that few installations have
+        except ImportError:
+            raise NotConnected("Ray is not installed: pip install 'symphony-os[fleet]'") from None
+        return ray
+
+    def connected(self, where: str | None = None) -> Any:
+        """Connect to the cluster, and return the module `ray`. NotConnected: Ray does not answer."""
+        ray = self.imported()
+        try:
+            where = where or (self.directory / "address").read_text()
+            with create_connection(address(where), PROBE_S):
+                pass
+            ray.init(where, namespace=NAMESPACE, **_QUIET)
+        except FileNotFoundError:
+            raise NotConnected(
+                "this machine is in no Ray cluster of yours: symphony fleet up, or symphony fleet join"
+            ) from None
+        except (OSError, RuntimeError, ValueError) as error:
+            raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
+        return ray
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """Connect to the cluster for a while. NotConnected: Ray does not answer.
+
+        Ray prints messages of its own to standard output, for instance when a machine dies. They go to standard error.
+        """
+        ray, out = self.connected(), sys.stdout
+        try:
+            with redirect_stdout(sys.stderr):
+                yield Connection(ray, out)
+        finally:
+            ray.shutdown()
+
+
+_RESOURCE = "symphony-"
+"""Beginning of the resource by which Ray knows a machine. The machine's name follows."""
+
+
+def _one_line(error: BaseException | None) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# ---- Ray on a machine
+
+
+def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: str | None) -> int:
+    """Run Ray on this machine until a signal arrives. `head`: address of the first machine. None: this is the first."""
+    directory = _directory(socket)
+    words = _words(machine, listen, head, directory)
+    if head is None:
+        cluster.make_token()
+    cluster.imported()
+    try:
+        _end_by_signals()
+        with _log(cluster, machine) as log:
+            shutil.rmtree(directory, ignore_errors=True)  # of a Ray that was killed
+            environment = {**os.environ, "SYMPHONY_SOCKET": socket}
+            node = subprocess.Popen(
+                words,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+                preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no thread has begun
+            )
+            try:
+                _wait_for_ray(cluster, node, machine, directory)
+                status = _serve(cluster, node, head or listen, machine)
+            finally:
+                _end(node)
+                shutil.rmtree(directory, ignore_errors=True)
+    except _Over:
+        return 0
+    raise SymError(f"Ray has ended with {status}: see {cluster.log_of(machine)}")
+
+
+def _serve(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str) -> int:
+    """Make the runner of this machine, and return Ray's exit status when it ends."""
+    _make_runner(cluster, node, where, machine)
+    _end_by_signals()  # Ray has put its own handler in place of ours
+    cluster.note(where)
+    print(f"symphony: {machine} is in the Ray cluster at {where}", flush=True)
+    return node.wait()
+
+
+class _Over(Exception):  # noqa: N818 - the way in which Ray should end
+    """A signal has ended the command."""
+
+
+def _end_by_signals() -> None:
+    def end(_number: int, _frame: object) -> None:
+        for each in _ENDING:
+            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the end
+        raise _Over
+
+    for each in _ENDING:
+        signal.signal(each, end)
+
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextmanager
+def _log(cluster: Cluster, machine: str) -> Iterator[int]:
+    """Open the log of Ray, and keep it locked. Invalid: Ray of this user runs already on this machine."""
+    log = os.open(cluster.log_of(machine), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(log, 0)
+        yield log
+    except BlockingIOError:
+        raise Invalid(f"your Ray runs already on {machine}") from None
+    finally:
+        os.close(log)
+
+
+def _directory(socket: str) -> Path:
+    """Return the directory for Ray's sockets and logs, which only the user may enter. By default all users may write
+    to Ray's. The path is short, since a socket's path has at most 107 bytes.
+    """
+    places = find_places(socket)
+    make(places)
+    return places.directory.with_name(f"ray-{places.directory.name[:6]}")
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    """End Ray on this machine. Ray gives its processes half a minute, which none of them needs: they own no program."""
+    node.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        node.wait(END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(node.pid, signal.SIGKILL)  # a session of its own
+    node.wait()
+
+
+def _words(machine: str, listen: str, head: str | None, directory: Path) -> list[str]:
+    """Return the command that runs Ray on this machine. Invalid: Ray can't listen there."""
+    try:
+        host, port = address(listen) if head is None else (listen, address(head)[1])
+    except ValueError as error:
+        raise Invalid(f"{error} is no HOST:PORT") from None
+    if host in {"localhost", "::1"} or host.startswith("127."):
+        raise Invalid(
+            f"--listen {listen}: Ray uses no loopback address; give one at which other machines reach this one"
+        )
+    first = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
+    return [
+        *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+        *(first if head is None else [f"--address={head}"]),
+        *(f"--node-ip-address={host}", "--num-cpus=0", "--num-gpus=0", "--include-log-monitor=false"),
+        *(f"--temp-dir={directory}", f"--object-store-memory={STORE_BYTES}"),
+        f"--resources={json.dumps({f'{_RESOURCE}{machine}': 1})}",
+    ]
+
+
+def _wait_for_ray(cluster: Cluster, node: subprocess.Popen[bytes], machine: str, directory: Path) -> None:
+    """Wait until Ray has a socket for this machine. Before, Ray's own connecting would wait for half a minute."""
+    ends_s = time.monotonic() + START_S
+    while not [*directory.glob("session_2*/sockets/raylet*")]:
+        if node.poll() is not None or time.monotonic() > ends_s:
+            raise NotConnected(f"Ray does not start on {machine}: see {cluster.log_of(machine)}")
+        time.sleep(PAUSE_S)
+
+
+def _make_runner(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str) -> None:
+    """Make the actor of this machine, or find the one that Ray has started again."""
+    ends_s = time.monotonic() + START_S
+    ray = cluster.connected(where)
+    options = {
+        "name": machine, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "max_restarts": -1,
+        "num_cpus": 0, "resources": {f"{_RESOURCE}{machine}": 0.001}, "max_concurrency": MAX_CALLS,
+    }  # fmt: skip
+    runner = ray.remote(Runner).options(**options).remote(str(cluster.directory / f"programs-{machine}"))
+    ready = runner.__ray_ready__.remote()
+    while not ray.wait([ready], timeout=PAUSE_S)[0]:
+        if node.poll() is not None or time.monotonic() > ends_s:
+            raise NotConnected(f"Ray does not start on {machine}: see {cluster.log_of(machine)}")
+    ray.get(ready)
+    ray.shutdown()
+
+
+# ---- commands on other machines
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection to the cluster."""
+
+    ray: Any
+    out: TextIO
+    """Standard output of this command."""
+
+    def machines(self) -> list[str]:
+        """Return the machines of the cluster that answer."""
+        nodes = self.ray.nodes()
+        names = [name for node in nodes if node["Alive"] for name in node["Resources"] if name.startswith(_RESOURCE)]
+        return sorted(name.removeprefix(_RESOURCE) for name in names)
+
+
+class Remote:
+    """A machine of the cluster."""
+
+    def __init__(self, connection: Connection, machine: str) -> None:
+        """Find the machine's runner. NotConnected: the machine is in no cluster of this user."""
+        self._ray = connection.ray
+        self._machine = machine
+        try:
+            self._runner = self._ray.get_actor(machine, namespace=NAMESPACE)
+        except ValueError:
+            raise NotConnected(f"{machine} is not in your Ray cluster: symphony fleet join, on {machine}") from None
+
+    def call(self, request: Request) -> Iterator[tuple[int, bytes]]:
+        """Run a command there, and yield its output and its exit status. NotConnected: the machine does not answer."""
+        call = self._runner.call.options(num_returns="streaming", _generator_backpressure_num_objects=MAX_EVENTS)
+        events = call.remote(request)
+        if not self._ray.wait([events], timeout=ANSWER_S)[0]:
+            raise NotConnected(f"{self._machine} does not answer")
+        for event in events:
+            yield self._got(event)
+
+    def _got(self, answer: Any) -> tuple[int, bytes]:
+        errors = self._ray.exceptions
+        try:
+            found: tuple[int, bytes] = self._ray.get(answer)
+        except errors.RayTaskError as error:
+            raise SymError(f"{self._machine}: {_one_line(error.cause)}") from None
+        except errors.RayError as error:
+            raise NotConnected(f"{self._machine} does not answer: {_one_line(error)}") from None
+        return found

@@ -1,0 +1,114 @@
+"""Actor of Ray that runs Symphony's commands on its machine, for the user who has made the Ray cluster.
+
+A program is started by `symphony run` on its machine. So it has the sandbox, the limits and the owner that it has
+there without Ray, and it does not end with the actor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SYMPHONY = (sys.executable, "-P", "-m", "symphony.cli")
+CHUNK_BYTES = 1 << 16
+
+STATUS, OUTPUT, ERRORS = 0, 1, 2
+"""Streams of a command: its exit status as digits, which comes last, standard output, and standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """File of a program that a user has submitted on another machine."""
+
+    name: str
+    content: bytes
+    is_executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A command for another machine."""
+
+    uid: int
+    """User who asks, by the number on the machine that asks."""
+    words: tuple[str, ...]
+    """The command without `symphony`."""
+    source: Source | None = None
+    """File that must be in the command's directory."""
+
+
+class Runner:
+    """Runs a user's commands on one machine."""
+
+    def __init__(self, directory: str) -> None:
+        """`directory`: where the files of programs are kept."""
+        self._directory = Path(directory)
+
+    def call(self, request: Request) -> Iterator[tuple[int, bytes]]:
+        """Run a command, and yield its output and its exit status as streams' numbers and contents.
+
+        The first event comes before the command starts: it has no output, and says that this machine answers.
+        """
+        if request.uid != os.getuid():
+            raise RuntimeError(f"uid {request.uid} asks, and the Ray of this machine belongs to uid {os.getuid()}")
+        yield OUTPUT, b""
+        where = self._directory if request.source is None else self._kept(request.source)
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with subprocess.Popen(
+            [*SYMPHONY, *request.words],
+            cwd=where,
+            env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as command:
+            yield from _output(command)
+        yield STATUS, b"%d" % command.returncode
+
+    def _kept(self, source: Source) -> Path:
+        """Write a program's file, and return its directory. A file is written once, since programs may be using it."""
+        key = hashlib.sha256(b"%s\0%d\0" % (os.fsencode(source.name), source.is_executable) + source.content)
+        where = self._directory / key.hexdigest()[:16]
+        if not where.exists():
+            new = where.with_name(f".{secrets.token_hex(8)}")
+            new.mkdir(mode=0o700, parents=True)
+            file = new / source.name
+            file.write_bytes(source.content)
+            file.chmod(0o700 if source.is_executable else 0o600)
+            try:
+                new.rename(where)
+            except OSError:  # another call has made it
+                file.unlink()
+                new.rmdir()
+        return where
+
+
+def _output(command: subprocess.Popen[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield what a command writes, until it has closed both streams."""
+    with selectors.DefaultSelector() as pipes:
+        for number, pipe in ((OUTPUT, command.stdout), (ERRORS, command.stderr)):
+            assert pipe is not None
+            pipes.register(pipe, selectors.EVENT_READ, number)
+        while pipes.get_map():
+            for key, _ in pipes.select():
+                if chunk := os.read(key.fd, CHUNK_BYTES):
+                    yield key.data, chunk
+                else:
+                    pipes.unregister(key.fileobj)
+
+
+def run_options(given: Sequence[tuple[str, object]]) -> tuple[str, ...]:
+    """Return options of `symphony run` as words, from their names and values. Lists give an option several times."""
+    words = list[str]()
+    for name, value in given:
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                words.append(f"--{name}={each}")
+    return tuple(words)
