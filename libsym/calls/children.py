@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
-from libsym.abi import Op
-from libsym.arguments import int64, utf8
+from libsym.abi import FLEET_BEGIN, Op
+from libsym.arguments import int64, path_text, utf8
 from libsym.calls.faces import system_call
 from libsym.calls.info import parse, split_object
 from libsym.calls.usage import Usage
@@ -87,6 +88,18 @@ class ProgramInfo:
         return cls(**known, extra=extra)
 
 
+class HasPath(Protocol):
+    """A `Kv`: an open file with a name."""
+
+    @property
+    def path(self) -> str | None: ...
+
+
+Near: TypeAlias = str | os.PathLike[str] | HasPath
+MAX_SOURCE_BYTES = 32 << 10
+"""Maximum size of a program's file that spawn() sends to another machine."""
+
+
 @system_call
 def spawn(
     program: str | os.PathLike[str],
@@ -98,6 +111,8 @@ def spawn(
     detached: bool = False,
     limits: Mapping[str, float] | None = None,
     restart: Literal["no", "on-failure"] = "no",
+    fleet: bool = False,
+    near: Near | Sequence[Near] = (),
 ) -> Script[Child]:
     """Start a child program, as `symphony run PROGRAM ARGS` does; return when it runs.
 
@@ -105,6 +120,10 @@ def spawn(
     program was started. The default of `cwd` is the directory in which this program was started. `limits` are `tokens`,
     `pages`, `page_seconds`, and those of `symphony run`: see symphony(1). With `restart="on-failure"` the launcher
     restarts the child when it fails. If `name` is in use, the child is called NAME-2, NAME-3 and so on.
+
+    `fleet`: the child runs on the machine of the fleet that `fleet_place(*near)` names, with the program's file, of at
+    most 32 KiB, and no other file. `near` is a `Kv` with a name, or a path, or several. If that is another machine, the
+    returned child is a process here that ends with the program there, passes signals on to it, and has its output.
 
     NotSupported: `symphony run` did not start this program, so it has no launcher.
 
@@ -114,7 +133,16 @@ def spawn(
     ...     print(error)
     this program has no launcher, which spawn() needs: start it with `symphony run`
     """
+    near_paths = _near_paths(near)
+    elsewhere: dict[str, str] = {}
+    if fleet:
+        if cwd is not None:
+            raise Invalid("spawn(fleet=True) takes no cwd: another machine has other directories")
+        elsewhere = yield from _elsewhere(os.fspath(program), near_paths)
+    elif near_paths:
+        raise Invalid("near chooses the machine for spawn(fleet=True)")
     wanted = {
+        **elsewhere,
         "program": os.fspath(program),
         "args": [str(each) for each in args],
         "env": dict(env or {}),
@@ -126,6 +154,33 @@ def spawn(
     }
     reply = yield Call(Op.SPAWN, payload=_payload(wanted))
     return Child(**_object(reply.payload, "id", "name", "pid"))
+
+
+def _near_paths(near: Near | Sequence[Near]) -> list[str]:
+    """Return the paths of files. Invalid: a file has no name."""
+    several = near if isinstance(near, Sequence) and not isinstance(near, str) else [near]
+    return [path_text(each if isinstance(each, str | os.PathLike) else each.path or "") for each in several]
+
+
+def _elsewhere(program: str, near: list[str]) -> Script[dict[str, str]]:
+    """Return the machine for a program, and the program's source, for SPAWN. An empty dict: this machine is the best.
+
+    A program that is no file here is one that ships with Symphony.
+    """
+    reply = yield Call(Op.FLEET_PLACE, flags=FLEET_BEGIN, payload=json.dumps(near).encode())
+    found = parse(reply.payload)
+    if found["machine"] == found["here"]:
+        return {}
+    file = Path(program)
+    if not file.is_file():
+        return {"on": found["machine"]}
+    source = file.read_bytes()
+    if file.suffix != ".py" or len(source) > MAX_SOURCE_BYTES:
+        raise Invalid(f"{program}: another machine gets a Python file (.py) of at most {MAX_SOURCE_BYTES:,} bytes")
+    try:
+        return {"on": found["machine"], "source": source.decode()}
+    except UnicodeDecodeError:
+        raise Invalid(f"{program} is not UTF-8") from None
 
 
 @system_call

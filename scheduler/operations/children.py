@@ -38,6 +38,8 @@ MAX_NAME = 64
 _A_TURN = 30
 _ID = re.compile(rf"[0-9a-f]{{{MAX_ID}}}")
 _RESTARTS = ("no", "on-failure")
+_ELSEWHERE = ("on", "source")
+"""Fields of a SPAWN on another machine: the machine's name, and the text of the program's file if it does not ship."""
 _SIGKILL, _MAX_SIGNAL = 9, 64
 
 
@@ -167,7 +169,7 @@ def _id_in(call: SystemCall) -> str:
 
 def _checked_spawn(wanted: dict[str, Any]) -> Message:
     """Return the message for the launcher, with every field in the right type. Invalid: a field is wrong."""
-    unknown = wanted.keys() - {"program", "args", "env", "cwd", "name", "detached", "limits", "restart"}
+    unknown = wanted.keys() - {"program", "args", "env", "cwd", "name", "detached", "limits", "restart", *_ELSEWHERE}
     if unknown:
         raise Invalid(f"SPAWN knows no {min(unknown)[:60]!r}")
     program, cwd, name = wanted.get("program"), wanted.get("cwd"), wanted.get("name")
@@ -183,7 +185,11 @@ def _checked_spawn(wanted: dict[str, Any]) -> Message:
         raise Invalid(f"the directory and the name for spawn() are texts, a name of at most {MAX_NAME} characters")
     if not isinstance(detached, bool) or restart not in _RESTARTS:
         raise Invalid('spawn() takes detached=True or False, and restart="no" or "on-failure"')
+    elsewhere = {name: wanted[name] for name in _ELSEWHERE if name in wanted}
+    if not all(_is_text(each) and each for each in elsewhere.values()) or [*elsewhere] == ["source"]:
+        raise Invalid("the machine and the source for spawn() are texts, a source with a machine")
     return {
+        **elsewhere,
         "program": program,
         "args": args,
         "env": env,

@@ -185,3 +185,15 @@ def test_a_spawn_that_makes_no_sense_reaches_no_launcher(launcher):
         with pytest.raises(sym.SymError, match=why):
             sym.spawn(**{"program": "a.py", **wrong})
     assert launcher.asked.empty()
+
+
+def test_a_spawn_for_another_machine_says_what_it_lacks(launcher):
+    with pytest.raises(sym.NotFound, match="this daemon is in no fleet"):
+        sym.spawn("child.py", fleet=True)
+    with pytest.raises(sym.Invalid, match="near chooses the machine"):
+        sym.spawn("child.py", near="a.kv")
+    with pytest.raises(sym.Invalid, match="takes no cwd"):
+        sym.spawn("child.py", fleet=True, cwd="/tmp")
+    with sym.kv_create() as kv, pytest.raises(sym.Invalid, match="is no path"):
+        sym.spawn("child.py", fleet=True, near=kv)
+    assert launcher.asked.empty()

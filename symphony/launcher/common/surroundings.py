@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[3])
 """Directory of Symphony's packages."""
-_KEPT = ("HOME", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV")
+_KEPT = ("HOME", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV", "XDG_STATE_HOME")
 
 
 def surroundings() -> dict[str, str]:

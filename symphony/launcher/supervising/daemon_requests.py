@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from symphony.launcher.common.finding import find_program, shipped
@@ -13,6 +16,7 @@ from symphony.launcher.common.spec import NONE, checked
 from symphony.launcher.supervising.daemon_link import Message
 from symphony.launcher.supervising.ending import LAST_WORDS_S
 from symphony.launcher.supervising.program import LaunchedProgram
+from symphony.launcher.supervising.stand_in import stand_in
 from symphony.launcher.supervising.supervisor import Supervisor
 
 
@@ -61,6 +65,8 @@ class DaemonRequests:
 
     async def _start(self, request: Message) -> dict[str, Any]:
         parent = self._living(request["by"])
+        if "on" in request:
+            return await self._start_elsewhere(parent, request)
         directory = os.path.join(parent.spec.cwd, request.get("cwd") or "")  # noqa: PTH118 - text is needed
         spec = checked(
             {
@@ -83,8 +89,19 @@ class DaemonRequests:
             }
         )
         spec = dataclasses.replace(spec, limits=spec.limits.within(parent.spec.limits))
-        program = await self._supervisor.start(spec, parent=parent.record.id, outlives=bool(request.get("detached")))
-        return {"id": program.record.id, "name": program.record.name, "pid": program.record.pid}
+        return _shown(await self._supervisor.start(spec, parent=parent.record.id, outlives=_outlives(request)))
+
+    async def _start_elsewhere(self, parent: LaunchedProgram, request: Message) -> dict[str, Any]:
+        """Start the stand-in of a program on another machine. The program's file is kept until the stand-in ends."""
+        directory = Path(mkdtemp(prefix="symphony-sent-"))
+        try:
+            spec = stand_in(parent.spec, request, directory)
+            program = await self._supervisor.start(spec, parent=parent.record.id, outlives=_outlives(request))
+        except BaseException:
+            shutil.rmtree(directory)
+            raise
+        self._supervisor.spawn(_remove_after(program, directory))
+        return _shown(program)
 
     def _kill(self, request: Message) -> None:
         program = self._living(request["id"])
@@ -123,6 +140,19 @@ class DaemonRequests:
             above = self._supervisor.living.get(parent)
             parent = above.record.parent if above is not None else None
         return found
+
+
+def _outlives(request: Message) -> bool:
+    return bool(request.get("detached"))
+
+
+def _shown(program: LaunchedProgram) -> dict[str, Any]:
+    return {"id": program.record.id, "name": program.record.name, "pid": program.record.pid}
+
+
+async def _remove_after(program: LaunchedProgram, directory: Path) -> None:
+    await program.over.wait()
+    shutil.rmtree(directory)
 
 
 def _program(parent: LaunchedProgram, word: str, directory: str) -> Message:

@@ -1,0 +1,58 @@
+"""Stand-in: a process of this machine for a program that a program has spawned on another machine.
+
+A stand-in is `symphony run --on MACHINE`. It ends with the program there and has its output and status, and it passes
+signals on. So `wait`, `kill`, `ps` and `logs` need to know nothing of other machines. It runs without a sandbox, since
+it asks Ray. The program there has the sandbox, the grants and the limits of its parent. The parent chooses what the
+stand-in sends, and nothing of what it reads: the program's text comes from the parent, never from a path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+from symphony.launcher.common.finding import shipped
+from symphony.launcher.common.places import Refused
+from symphony.launcher.common.spec import MAX_NAME, NONE, NOT_IN_NAMES, Spec, checked
+from symphony.launcher.common.statuses import NOT_FOUND
+from symphony.launcher.supervising.daemon_link import Message
+
+SYMPHONY = ("-P", "-m", "symphony.cli")
+
+
+def stand_in(parent: Spec, request: Message, directory: Path) -> Spec:
+    """Return the specification of a stand-in. `directory`: for the program's text, if the program does not ship.
+    Refused: there is no such program, or the request is invalid.
+    """
+    program = request["program"]
+    if "source" in request:
+        file = directory / (NOT_IN_NAMES.sub("_", Path(program).stem) + ".py")
+        file.write_text(request["source"])
+        program = str(file)
+    elif program not in shipped():
+        raise Refused(f"no program {program}: it is no file, and Symphony ships none of this name", NOT_FOUND)
+    wanted = {"limits": request.get("limits"), "name": request.get("name"), "restart": request.get("restart")}
+    asked = checked({"path": program, "python": True, "args": request.get("args") or [], **wanted})
+    limits = dataclasses.asdict(asked.limits.within(parent.limits))
+    if limits.pop("page_seconds") is not None:
+        raise Refused("a program on another machine takes no limit of page_seconds")
+    options = {**limits, "on": request["on"], "isolation": parent.isolation, "restart": request.get("restart")}
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    words += [f"--env={name}={value}" for name, value in (request.get("env") or {}).items()]
+    words += [f"--allow-net={f'[{host}]' if ':' in host else host}:{port}" for host, port in parent.allow_net]
+    words += [f"--name={asked.name}"] if asked.name else []
+    return checked(
+        {
+            "path": sys.executable,
+            "python": False,
+            "args": [*SYMPHONY, "run", *words, program, *asked.args],
+            "env": dict(os.environ),
+            "name": asked.name or NOT_IN_NAMES.sub("_", Path(program).stem).lstrip(".+-")[:MAX_NAME] or None,
+            "isolation": NONE,
+            "umask": 0o077,
+            "rlimits": parent.rlimits,
+            "has_input": False,
+        }
+    )

@@ -1,0 +1,53 @@
+"""Stand-ins: processes of this machine for programs that programs have spawned on another machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from symphony.launcher.common.places import Refused
+from symphony.launcher.common.spec import LaunchLimits, Spec
+from symphony.launcher.supervising.stand_in import stand_in
+
+PARENT = Spec(
+    "/a.py", python=True, limits=LaunchLimits(tokens=100, memory=1000), allow_net=[("a.org", 443), ("::1", 80)]
+)
+
+
+def words_of(directory: Path, parent: Spec = PARENT, **request: Any) -> list[str]:
+    """Return the words of a stand-in after `symphony run`."""
+    found = stand_in(parent, {"on": "west", "args": [], **request}, directory)
+    assert not found.is_isolated
+    assert found.args[:4] == ["-P", "-m", "symphony.cli", "run"]
+    return found.args[4:]
+
+
+def test_a_program_elsewhere_has_its_parents_sandbox_grants_and_limits(tmp_path: Path):
+    words = words_of(tmp_path, program="react", limits={"tokens": 500, "pages": 7}, args=["--x", "y z"], env={"K": "v"})
+    assert words[-3:] == ["react", "--x", "y z"]
+    assert set(words[:-3]) == {
+        *("--on=west", "--isolation=standard", "--tokens=100", "--pages=7", "--memory=1000", "--env=K=v"),
+        *("--allow-net=a.org:443", "--allow-net=[::1]:80"),
+    }
+
+
+def test_a_programs_text_comes_from_its_parent_and_not_from_a_path(tmp_path: Path):
+    secret = tmp_path / "secret.py"
+    secret.write_text("secret")
+    (tmp_path / "sent").mkdir()
+    file = Path(words_of(tmp_path / "sent", program=str(secret), source="print()")[-1])
+    assert (file.parent, file.name, file.read_text()) == (tmp_path / "sent", "secret.py", "print()")
+    with pytest.raises(Refused, match=r"no program .*secret\.py: it is no file"):
+        words_of(tmp_path, program=str(secret))
+
+
+@pytest.mark.parametrize("name", ["../../x.py", "-x.py", "a b.py", "\n.py"])
+def test_the_name_of_a_text_leads_nowhere_else(tmp_path: Path, name: str):
+    assert Path(words_of(tmp_path, program=name, source="1")[-1]).parent == tmp_path
+
+
+def test_a_limit_that_run_does_not_know_is_refused(tmp_path: Path):
+    with pytest.raises(Refused, match="no limit of page_seconds"):
+        words_of(tmp_path, program="react", limits={"page_seconds": 5})
+    with pytest.raises(Refused, match="no limit of page_seconds"):
+        words_of(tmp_path, Spec("/a.py", python=True, limits=LaunchLimits(page_seconds=5)), program="react")
