@@ -104,12 +104,18 @@ def test_two_that_wait_for_one_program_ask_once(launcher):
     assert launcher.asked.empty()
 
 
+async def cancelled(launcher, call, *args):
+    """Cancel a call when the launcher has been asked. Return the request."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, *args)
+        asked = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
+        tasks.cancel_scope.cancel()
+    return asked
+
+
 def test_a_wait_that_is_cancelled_ends_and_the_next_one_is_answered(launcher):
     async def main():
-        with anyio.move_on_after(0.1) as scope:
-            await sym.aio.wait("1f2e3d4c")
-        assert scope.cancelled_caught
-        asked = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
+        asked = await cancelled(launcher, sym.aio.wait, "1f2e3d4c")
         async with anyio.create_task_group() as tasks:
 
             async def wait():
@@ -124,9 +130,7 @@ def test_a_wait_that_is_cancelled_ends_and_the_next_one_is_answered(launcher):
 
 def test_a_child_whose_spawn_was_cancelled_is_ended(launcher):
     async def main():
-        with anyio.move_on_after(0.1):
-            await sym.aio.spawn("child.py")
-        asked = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
+        asked = await cancelled(launcher, sym.aio.spawn, "child.py")
         launcher.answer(asked, **CHILD)
         killed = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
         assert (killed["do"], killed["id"], killed["signal"]) == ("kill", CHILD["id"], 9)
