@@ -47,10 +47,11 @@ GPU = ["torch>=2.6,<3", "triton>=3.6,<4"]
 GATEWAY = ["hypercorn>=0.17,<1", "starlette>=1.0,<2"]
 _MOONCAKE = "platform_machine == 'x86_64' and python_version < '3.14'"  # there are no other wheels
 FLEET = [
-    *("cryptography>=50,<52", "ray>=2.60,<2.61"),
+    "cryptography>=50,<52",
     f"mooncake-transfer-engine-non-cuda>=0.3.13,<0.3.14; {_MOONCAKE}",
+    "ray>=2.60,<2.61; python_version < '3.15'",  # there are no other wheels
 ]
-"""Make certificates of peers, start programs on other machines, and are the fleet's cache of pages. A daemon with peers
+"""Make certificates of peers, are the fleet's cache of pages, and start programs on other machines. A daemon with peers
 alone needs none.
 """
 PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
