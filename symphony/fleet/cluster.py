@@ -54,6 +54,8 @@ _SETTINGS = {
     "RAY_ROTATION_BACKUP_COUNT": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else programs without a sandbox see no GPU
 }
+_CONNECTING = {"RAY_gcs_server_port_wait_time_s": "5"}
+"""Attempts, one a second, after which the token counts as refused. Ray itself would make 20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Cluster:
             where = where or (self.directory / "address").read_text()
             with create_connection(address(where), PROBE_S):
                 pass
+            os.environ.update(_CONNECTING)
             ray.init(where, namespace=NAMESPACE, **_QUIET)
         except FileNotFoundError:
             raise NotConnected(

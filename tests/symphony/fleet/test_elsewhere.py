@@ -1,0 +1,243 @@
+"""Commands on programs of other machines, without Ray: a stand-in for Ray calls a runner in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import libsym
+from libsym.errors import Invalid, NotConnected, SymError
+from symphony.cli import build_parser
+from symphony.commands import elsewhere
+from symphony.commands.elsewhere import SIGNALS, Elsewhere, act_elsewhere, run_in_fleet
+from symphony.fleet.cluster import Cluster, Connection
+from symphony.fleet.runner import Request, Runner
+from symphony.launcher.common.places import Refused
+
+COMMAND = """
+import json, sys, time
+from pathlib import Path
+command, *words = sys.argv[1:]
+signals = Path("signals")
+if command == "run":
+    print(json.dumps([words, {each.name: each.read_text() for each in Path().iterdir()}]))
+elif words[-1] == "nobody":
+    print("a warning", file=sys.stderr)
+    print("symphony: no program nobody", file=sys.stderr)
+    sys.exit(3)
+elif command == "kill":
+    with signals.open("a") as file:
+        file.write(words[-2] + " ")
+elif command == "logs":
+    print("begun", flush=True)
+    print("apart", file=sys.stderr, flush=True)
+    while words[-1] == "killed" and len((signals.read_text() if signals.exists() else "").split()) < 6:
+        time.sleep(0.005)
+elif command == "wait":
+    print(5)
+    sys.exit(5)
+"""
+"""The command `symphony` of the other machine."""
+
+
+class StandIn:
+    """Ray with a runner on the machine `west`, and a machine `north` that has gone."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+        class RayTaskError(RayError):
+            def __init__(self, cause: Exception) -> None:
+                super().__init__(str(cause))
+                self.cause = cause
+
+    def __init__(self, directory: Path) -> None:
+        self._runner = Runner(str(directory))
+
+    def get_actor(self, name: str, *, namespace: str) -> Actor:
+        assert namespace == "symphony"
+        if name not in {"west", "north", "silent"}:
+            raise ValueError(name)
+        return Actor(self, name)
+
+    def answers(self, name: str, request: Request) -> Iterator[Any]:
+        try:
+            yield from self._runner.call(request)
+            if name == "north":
+                yield self.exceptions.RayError("the actor died\nfor a long reason")
+        except RuntimeError as error:
+            yield self.exceptions.RayTaskError(error)
+
+    def wait(self, calls: list[Any], *, timeout: float) -> tuple[list[Any], list[Any]]:
+        assert timeout > 0
+        return ([], calls) if calls == [None] else (calls, [])
+
+    def get(self, answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Actor:
+    def __init__(self, ray: StandIn, name: str) -> None:
+        self._ray, self._name = ray, name
+
+    @property
+    def call(self) -> Actor:
+        return self
+
+    def options(self, **_options: Any) -> Actor:
+        return self
+
+    def remote(self, request: Request) -> Iterator[Any] | None:
+        return None if self._name == "silent" else self._ray.answers(self._name, request)
+
+
+class Terminal(io.TextIOWrapper):
+    """Standard output of a command, in memory."""
+
+    def __init__(self) -> None:
+        self.memory = io.BytesIO()
+        super().__init__(self.memory, write_through=True)
+
+    @property
+    def text(self) -> str:
+        return self.memory.getvalue().decode()
+
+
+@pytest.fixture
+def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Connection:
+    command = tmp_path / "command.py"
+    command.write_text(COMMAND)
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", (sys.executable, "-SE", str(command)))
+    return Connection(StandIn(tmp_path / "programs"), Terminal())
+
+
+@pytest.fixture
+def cluster(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Connection:
+    """The connection, as the cluster of this user."""
+
+    @contextmanager
+    def connected(_cluster: Cluster) -> Iterator[Connection]:
+        yield connection
+
+    monkeypatch.setattr(Cluster, "connection", connected)
+    return connection
+
+
+def text_of(connection: Connection) -> str:
+    assert isinstance(connection.out, Terminal)
+    return connection.out.text
+
+
+def parsed(*words: str) -> Any:
+    return build_parser().parse_args(words)
+
+
+def request(*words: str, uid: int | None = None) -> Request:
+    return Request(os.getuid() if uid is None else uid, words)
+
+
+def test_output_and_errors_come_to_their_streams_and_the_status_comes_last(connection, capsys):
+    assert Elsewhere(connection, "west").show(request("logs", "long")) == 0
+    assert (text_of(connection), capsys.readouterr().err) == ("begun\n", "apart\n")
+
+
+def test_every_signal_reaches_the_program_and_the_command_has_its_status(connection, tmp_path, monkeypatch):
+    class Buffer(io.BytesIO):
+        def write(self, content: Any) -> int:
+            for each in SIGNALS if b"begun" in content else ():
+                os.kill(os.getpid(), each)
+            return super().write(content)
+
+    before = [signal.getsignal(each) for each in SIGNALS]
+    there = Elsewhere(Connection(connection.ray, io.TextIOWrapper(Buffer())), "west")
+    assert there.follow("killed") == 5
+    sent = (tmp_path / "programs" / "signals").read_text().split()
+    assert sorted(map(int, sent)) == sorted(SIGNALS)
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_a_refusal_there_names_the_machine_and_has_the_status_of_the_command(connection):
+    with pytest.raises(Refused, match=r"^west: no program nobody$") as refused:
+        Elsewhere(connection, "west").told(request("logs", "nobody"))
+    assert refused.value.status == 3
+
+
+def test_a_machine_that_does_not_answer_is_named(connection):
+    with pytest.raises(NotConnected, match=r"^south is not in your Ray cluster"):
+        Elsewhere(connection, "south")
+    with pytest.raises(NotConnected, match=r"^silent does not answer$"):
+        Elsewhere(connection, "silent").told(request("wait", "long"))
+    with pytest.raises(NotConnected, match=r"^north does not answer: the actor died$"):
+        Elsewhere(connection, "north").told(request("wait", "long"))
+
+
+def test_a_ray_of_another_user_is_named(connection):
+    with pytest.raises(SymError, match=rf"^west: uid 12345 asks, .* belongs to uid {os.getuid()}$"):
+        Elsewhere(connection, "west").told(request("wait", "long", uid=12345))
+
+
+def test_kill_logs_and_wait_take_programs_of_other_machines_and_end_with_the_last_status(cluster, tmp_path, capsys):
+    assert act_elsewhere("kill", parsed("kill", "-s", "INT", "west:long", "west:nobody", "west:other")) == 3
+    assert (tmp_path / "programs" / "signals").read_text().split() == ["2", "2"]
+    assert act_elsewhere("logs", parsed("logs", "west:long")) == 0
+    assert act_elsewhere("wait", parsed("wait", "south:long", "west:long")) == 5
+    assert text_of(cluster) == "begun\nwest:long 5\n"
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[:2] == ["symphony: west: no program nobody", "apart"]
+    assert errors[2].startswith("symphony: south is not in your Ray cluster")
+    with pytest.raises(Invalid, match="here is a program of this machine"):
+        act_elsewhere("kill", parsed("kill", "west:long", "here"))
+
+
+def test_a_program_goes_to_the_machine_with_its_file_and_its_options(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(elsewhere, "_here", lambda _args: "east")
+    monkeypatch.setenv("KEY", "blue")
+    file = tmp_path / "prog.py"
+    file.write_text("print()")
+    options = ("--on", "west", "--detach", "--name", "x", "--memory", "1M", "--env", "A=b c", "--env", "KEY")
+    assert run_in_fleet(parsed("run", *options, str(file), "x", "--", "-v"), None) == 0
+    words, files = json.loads(text_of(cluster).removeprefix("west:"))
+    assert (words[0], words[-4:], files) == ("--detach", ["./prog.py", "x", "--", "-v"], {"prog.py": "print()"})
+    assert {"--name=x", "--memory=1048576", "--env=A=b c", "--env=KEY=blue", "--restart=no"} <= {*words}
+    with pytest.raises(Invalid, match="no terminal here: leave --tty out"):
+        run_in_fleet(parsed("run", "--on", "west", "--tty", str(file)), None)
+
+
+@pytest.mark.parametrize(
+    ("stats", "has_left"),
+    [
+        ([{"trouble": "", "machines": ["east", "north"]}, {"trouble": "", "machines": ["east"]}], True),
+        ([{"trouble": "", "machines": ["north"]}, {"trouble": "etcd does not answer", "machines": ["north"]}], False),
+    ],
+)
+def test_a_program_starts_elsewhere_only_if_its_machine_has_left_the_fleet(
+    cluster, tmp_path, monkeypatch, capsys, stats, has_left
+):
+    placed = iter([("north", "east"), ("west", "east")])
+    monkeypatch.setattr(elsewhere, "_machine", lambda _args: next(placed))
+    monkeypatch.setattr(elsewhere, "connect", lambda _args: None)
+    monkeypatch.setattr("time.sleep", lambda _s: None)
+    monkeypatch.setattr(libsym, "daemon_stat", lambda: {"fleet": stats.pop(0)})
+    file = tmp_path / "prog.py"
+    file.write_text("print()")
+    args = parsed("run", "--fleet", "--detach", "--restart", "on-failure", str(file))
+    if has_left:
+        assert run_in_fleet(args, None) == 0
+        assert text_of(cluster).startswith("west:")
+        assert capsys.readouterr().err == f"symphony: north does not answer: the actor died; {file} starts again\n"
+    else:
+        with pytest.raises(NotConnected, match="north does not answer"):
+            run_in_fleet(args, None)
+    assert stats == []
