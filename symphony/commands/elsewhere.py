@@ -106,7 +106,7 @@ def _here(args: argparse.Namespace) -> str:
 def _run_request(args: argparse.Namespace) -> Request:
     """Return the command for the other machine: `symphony run --detach` with the options and the program's file."""
     given: list[tuple[str, object]] = [(each, getattr(args, each.replace("-", "_"))) for each in OPTIONS]
-    given.append(("time", None if args.time is None else f"{args.time}s"))
+    given.append(("time", None if args.time is None else f"{args.time:f}s"))
     given.append(
         ("env", [f"{name}={os.environ.get(name, '') if value is None else value}" for name, value in args.env])
     )
@@ -176,7 +176,7 @@ def act_elsewhere(command: str, args: argparse.Namespace) -> int:
                 if command == "kill":
                     there.kill(name, args.signal)
                 elif command == "logs":
-                    there.show(_request("logs", *(["--follow"] if args.follow else []), name))
+                    status = there.show(_request("logs", *(["--follow"] if args.follow else []), name))
                 else:
                     status = there.status(name)
                     print(status if len(programs) == 1 else f"{who} {status}", file=connection.out)
@@ -248,7 +248,9 @@ class Elsewhere:
                     print(f"symphony: a signal was not passed on: {error}", file=sys.stderr)
 
         threading.Thread(target=pass_on, daemon=True).start()
-        before = {each: signal.signal(each, lambda number, _frame: arrived.put(number)) for each in SIGNALS}
+        nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        passed = PASSED_ON if nohup else SIGNALS
+        before = {each: signal.signal(each, lambda number, _frame: arrived.put(number)) for each in passed}
         try:
             yield
         finally:

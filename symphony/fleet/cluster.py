@@ -80,10 +80,12 @@ class Cluster:
     def make_token(self) -> None:
         """Make the token of a new cluster, unless there is one."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self.directory / f".token-{secrets.token_hex(8)}"
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
         with suppress(FileExistsError):
-            token = os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(token, "w") as file:
-                file.write(secrets.token_hex(32))
+            os.link(new, self.token)
+        new.unlink()
 
     def note(self, where: str) -> None:
         """Note the address of the first machine, for the programs that are submitted here."""
@@ -100,8 +102,14 @@ class Cluster:
         return {**_SETTINGS, "RAY_AUTH_TOKEN_PATH": str(self.token)}
 
     def imported(self) -> Any:
-        """Return the module `ray`, which reads its settings when it is imported. NotConnected: it is not installed."""
-        os.environ.update(self.environment())
+        """Return the module `ray`, which reads its settings when it is imported. NotConnected: it is not installed.
+
+        The user's own settings of Ray are for another cluster: RAY_AUTH_TOKEN would replace the token.
+        """
+        settings = self.environment()
+        for name in [each for each in os.environ if each.startswith("RAY_")]:
+            del os.environ[name]
+        os.environ.update(settings)
         try:
             import ray  # noqa: PLC0415 - a package that few installations have
         except ImportError:
@@ -321,6 +329,7 @@ class Remote:
         call = self._runner.call.options(num_returns="streaming", _generator_backpressure_num_objects=MAX_EVENTS)
         events = call.remote(request)
         if not self._ray.wait([events], timeout=ANSWER_S)[0]:
+            self._ray.cancel(events)  # else the command would begin later
             raise NotConnected(f"{self._machine} does not answer")
         for event in events:
             yield self._got(event)

@@ -12,12 +12,17 @@ import secrets
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SYMPHONY = (sys.executable, "-P", "-m", "symphony.cli")
 CHUNK_BYTES = 1 << 16
+
+HEARTBEAT_S = 10.0
+"""Pause of a command's output after which Ray looks whether the caller is there. If not, the command ends."""
+_OF_RAY = ("PYTHONBREAKPOINT", "OMP_NUM_THREADS", "SPT_NOENV")
+"""Variables that Ray sets for its workers, beside those that begin with RAY_."""
 
 STATUS, OUTPUT, ERRORS = 0, 1, 2
 """Streams of a command: its exit status as digits, which comes last, standard output, and standard error."""
@@ -51,7 +56,7 @@ class Runner:
         """`directory`: where the files of programs are kept."""
         self._directory = Path(directory)
 
-    def call(self, request: Request) -> Iterator[tuple[int, bytes]]:
+    def call(self, request: Request) -> Generator[tuple[int, bytes], None, None]:
         """Run a command, and yield its output and its exit status as streams' numbers and contents.
 
         The first event comes before the command starts: it has no output, and says that this machine answers.
@@ -59,17 +64,24 @@ class Runner:
         if request.uid != os.getuid():
             raise RuntimeError(f"uid {request.uid} asks, and the Ray of this machine belongs to uid {os.getuid()}")
         yield OUTPUT, b""
-        where = self._directory if request.source is None else self._kept(request.source)
+        # A program may read its directory: one without a file of its own must not see the files of others.
+        where = self._directory / "empty" if request.source is None else self._kept(request.source)
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         with subprocess.Popen(
             [*SYMPHONY, *request.words],
             cwd=where,
-            env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            env={
+                name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name not in _OF_RAY
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as command:
-            yield from _output(command)
+            try:
+                yield from _output(command)
+            except GeneratorExit:  # the caller has gone
+                command.terminate()
+                raise
         yield STATUS, b"%d" % command.returncode
 
     def _kept(self, source: Source) -> Path:
@@ -97,7 +109,10 @@ def _output(command: subprocess.Popen[bytes]) -> Iterator[tuple[int, bytes]]:
             assert pipe is not None
             pipes.register(pipe, selectors.EVENT_READ, number)
         while pipes.get_map():
-            for key, _ in pipes.select():
+            ready = pipes.select(HEARTBEAT_S)
+            if not ready:
+                yield OUTPUT, b""
+            for key, _ in ready:
                 if chunk := os.read(key.fd, CHUNK_BYTES):
                     yield key.data, chunk
                 else:

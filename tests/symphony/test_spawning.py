@@ -110,6 +110,7 @@ async def cancelled(launcher, call, *args):
         tasks.start_soon(call, *args)
         asked = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
         tasks.cancel_scope.cancel()
+    await sym.aio.programs()  # the daemon answers after it has read the cancellation
     return asked
 
 

@@ -66,6 +66,11 @@ class Places:
         return self.directory / "programs"
 
     @property
+    def sent(self) -> Path:
+        """Directory of the files that stand-ins of programs on other machines send."""
+        return self.directory / "sent"
+
+    @property
     def programs_socket(self) -> str:
         """Path of the daemon's socket for launchers."""
         return f"{self.daemon}.programs"

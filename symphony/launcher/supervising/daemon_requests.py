@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from symphony.launcher.common.finding import find_program, shipped
@@ -92,8 +91,13 @@ class DaemonRequests:
         return _shown(await self._supervisor.start(spec, parent=parent.record.id, outlives=_outlives(request)))
 
     async def _start_elsewhere(self, parent: LaunchedProgram, request: Message) -> dict[str, Any]:
-        """Start the stand-in of a program on another machine. The program's file is kept until the stand-in ends."""
-        directory = Path(mkdtemp(prefix="symphony-sent-"))
+        """Start the stand-in of a program on another machine. The program's file is kept until the stand-in ends,
+        where no sandbox shows it: a parent that replaced the file would choose what the stand-in reads.
+        """
+        try:
+            directory = self._supervisor.new_directory_of_sent()
+        except OSError as error:
+            raise Refused(f"no directory for the program's text: {error.strerror}") from None
         try:
             spec = stand_in(parent.spec, request, directory)
             program = await self._supervisor.start(spec, parent=parent.record.id, outlives=_outlives(request))

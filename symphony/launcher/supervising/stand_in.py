@@ -2,8 +2,8 @@
 
 A stand-in is `symphony run --on MACHINE`. It ends with the program there and has its output and status, and it passes
 signals on. So `wait`, `kill`, `ps` and `logs` need to know nothing of other machines. It runs without a sandbox, since
-it asks Ray. The program there has the sandbox, the grants and the limits of its parent. The parent chooses what the
-stand-in sends, and nothing of what it reads: the program's text comes from the parent, never from a path.
+it asks Ray. The program there has the isolation, the granted hosts and the limits of its parent. The parent chooses
+what the stand-in sends, and nothing of what it reads: the program's text comes from the parent, never from a path.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 
 from symphony.launcher.common.finding import shipped
@@ -28,8 +29,11 @@ def stand_in(parent: Spec, request: Message, directory: Path) -> Spec:
     """
     program = request["program"]
     if "source" in request:
-        file = directory / (NOT_IN_NAMES.sub("_", Path(program).stem) + ".py")
-        file.write_text(request["source"])
+        file = directory / (NOT_IN_NAMES.sub("_", Path(program).stem)[:MAX_NAME] + ".py")
+        try:
+            file.write_text(request["source"], encoding="utf-8")
+        except OSError as error:
+            raise Refused(f"the program's text was not kept for sending: {error.strerror}") from None
         program = str(file)
     elif program not in shipped():
         raise Refused(f"no program {program}: it is no file, and Symphony ships none of this name", NOT_FOUND)
@@ -38,8 +42,11 @@ def stand_in(parent: Spec, request: Message, directory: Path) -> Spec:
     limits = dataclasses.asdict(asked.limits.within(parent.limits))
     if limits.pop("page_seconds") is not None:
         raise Refused("a program on another machine takes no limit of page_seconds")
+    for host, _ in parent.allow_net:
+        if _is_of_one_machine(host):
+            raise Refused(f"a program on another machine can't have the grant of {host}, which is this machine")
     options = {**limits, "on": request["on"], "isolation": parent.isolation, "restart": request.get("restart")}
-    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    words = [f"--{name}={_word(value)}" for name, value in options.items() if value is not None]
     words += [f"--env={name}={value}" for name, value in (request.get("env") or {}).items()]
     words += [f"--allow-net={f'[{host}]' if ':' in host else host}:{port}" for host, port in parent.allow_net]
     words += [f"--name={asked.name}"] if asked.name else []
@@ -56,3 +63,17 @@ def stand_in(parent: Spec, request: Message, directory: Path) -> Spec:
             "has_input": False,
         }
     )
+
+
+def _is_of_one_machine(host: str) -> bool:
+    """Return whether a host is another one on each machine."""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return f".{host.lower().rstrip('.')}".endswith(".localhost")
+    return found.is_loopback or found.is_link_local or found.is_unspecified
+
+
+def _word(value: object) -> object:
+    """Return an option's value as `symphony run` reads it: no exponents, no fractions of whole numbers."""
+    return f"{value:f}".rstrip("0").rstrip(".") if isinstance(value, float) else value

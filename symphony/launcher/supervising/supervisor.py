@@ -6,11 +6,14 @@ import asyncio
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from symphony.launcher.common import walls
@@ -55,6 +58,7 @@ class Supervisor:
         self, places: Places, zygote: StartedZygote, on_request: Callable[[Message], None], on_idle: Callable[[], None]
     ) -> None:
         self._places = places
+        shutil.rmtree(places.sent, ignore_errors=True)  # of a launcher that was killed
         self.history = History(places.programs)
         self.living: dict[str, LaunchedProgram] = {}
         self._cgroups = Cgroups.find(places.key)
@@ -68,6 +72,11 @@ class Supervisor:
         """Mount point of KV, from the daemon."""
         self._hidden: list[str] = []
         """Paths of the daemon's own files, which sandboxes hide."""
+
+    def new_directory_of_sent(self) -> Path:
+        """Make a directory for a file that a stand-in sends."""
+        self._places.sent.mkdir(mode=0o700, exist_ok=True)
+        return Path(mkdtemp(dir=self._places.sent))
 
     # Starting.
 

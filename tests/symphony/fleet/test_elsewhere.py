@@ -63,6 +63,7 @@ class StandIn:
 
     def __init__(self, directory: Path) -> None:
         self._runner = Runner(str(directory))
+        self.cancelled = list[Any]()
 
     def get_actor(self, name: str, *, namespace: str) -> Actor:
         assert namespace == "symphony"
@@ -81,6 +82,9 @@ class StandIn:
     def wait(self, calls: list[Any], *, timeout: float) -> tuple[list[Any], list[Any]]:
         assert timeout > 0
         return ([], calls) if calls == [None] else (calls, [])
+
+    def cancel(self, call: Any) -> None:
+        self.cancelled.append(call)
 
     def get(self, answer: Any) -> Any:
         if isinstance(answer, Exception):
@@ -163,9 +167,25 @@ def test_every_signal_reaches_the_program_and_the_command_has_its_status(connect
     before = [signal.getsignal(each) for each in SIGNALS]
     there = Elsewhere(Connection(connection.ray, io.TextIOWrapper(Buffer())), "west")
     assert there.follow("killed") == 5
-    sent = (tmp_path / "programs" / "signals").read_text().split()
+    sent = (tmp_path / "programs" / "empty" / "signals").read_text().split()
     assert sorted(map(int, sent)) == sorted(SIGNALS)
     assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_under_nohup_the_end_of_the_terminal_does_not_end_the_program(connection):
+    seen = []
+
+    class Buffer(io.BytesIO):
+        def write(self, content: Any) -> int:
+            seen.append(signal.getsignal(signal.SIGHUP))
+            return super().write(content)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert Elsewhere(Connection(connection.ray, io.TextIOWrapper(Buffer())), "west").follow("long") == 5
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert {*seen} == {signal.SIG_IGN}
 
 
 def test_a_refusal_there_names_the_machine_and_has_the_status_of_the_command(connection):
@@ -179,6 +199,7 @@ def test_a_machine_that_does_not_answer_is_named(connection):
         Elsewhere(connection, "south")
     with pytest.raises(NotConnected, match=r"^silent does not answer$"):
         Elsewhere(connection, "silent").told(request("wait", "long"))
+    assert connection.ray.cancelled == [None], "the command would begin later"
     with pytest.raises(NotConnected, match=r"^north does not answer: the actor died$"):
         Elsewhere(connection, "north").told(request("wait", "long"))
 
@@ -190,13 +211,14 @@ def test_a_ray_of_another_user_is_named(connection):
 
 def test_kill_logs_and_wait_take_programs_of_other_machines_and_end_with_the_last_status(cluster, tmp_path, capsys):
     assert act_elsewhere("kill", parsed("kill", "-s", "INT", "west:long", "west:nobody", "west:other")) == 3
-    assert (tmp_path / "programs" / "signals").read_text().split() == ["2", "2"]
+    assert (tmp_path / "programs" / "empty" / "signals").read_text().split() == ["2", "2"]
     assert act_elsewhere("logs", parsed("logs", "west:long")) == 0
+    assert act_elsewhere("logs", parsed("logs", "west:nobody")) == 3
     assert act_elsewhere("wait", parsed("wait", "south:long", "west:long")) == 5
     assert text_of(cluster) == "begun\nwest:long 5\n"
     errors = capsys.readouterr().err.splitlines()
     assert errors[:2] == ["symphony: west: no program nobody", "apart"]
-    assert errors[2].startswith("symphony: south is not in your Ray cluster")
+    assert errors[-1].startswith("symphony: south is not in your Ray cluster")
     with pytest.raises(Invalid, match="here is a program of this machine"):
         act_elsewhere("kill", parsed("kill", "west:long", "here"))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -57,8 +59,38 @@ def test_a_programs_file_is_written_once_and_keeps_whether_it_is_executable(tmp_
 
 def test_commands_do_not_see_the_variables_of_ray(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/token")
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")
     monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("env",))
-    assert b"RAY_" not in done(Runner(str(tmp_path)))[OUTPUT]
+    names = {line.partition(b"=")[0] for line in done(Runner(str(tmp_path)))[OUTPUT].splitlines()}
+    assert b"PATH" in names
+    assert names & {b"RAY_AUTH_TOKEN_PATH", b"PYTHONBREAKPOINT"} == set()
+
+
+def test_a_command_without_a_file_sees_no_files_of_programs(tmp_path: Path, monkeypatch):
+    runner = Runner(str(tmp_path))
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("ls", "-A"))
+    assert done(runner, source=Source("a.py", b"secret", is_executable=False))[OUTPUT] == b"a.py\n"
+    assert done(runner)[OUTPUT] == b""
+
+
+def test_a_command_ends_when_its_caller_goes(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.runner.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("sh", "-c", "echo $$; exec sleep 600"))
+    events = Runner(str(tmp_path)).call(Request(os.getuid(), ()))
+    number = int(b"".join(next(events)[1] for _ in range(2)) or next(events)[1])
+    assert next(events) == (OUTPUT, b"")
+    events.close()
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_the_users_own_settings_of_ray_do_not_count(tmp_path: Path, monkeypatch):
+    cluster = Cluster(tmp_path)
+    cluster.make_token()
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_TOKEN": "other", "PATH": "/bin"})
+    monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
+    assert cluster.imported() is ray
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(cluster.token)
+    assert "RAY_AUTH_TOKEN" not in os.environ
 
 
 def test_a_token_is_the_users_alone(tmp_path: Path):
@@ -70,6 +102,7 @@ def test_a_token_is_the_users_alone(tmp_path: Path):
     cluster.make_token()
     assert cluster.token.read_text() == token
     assert len(token) == 64
+    assert [*cluster.directory.iterdir()] == [cluster.token]
     assert cluster.environment()["RAY_AUTH_TOKEN_PATH"] == str(cluster.token)
     cluster.token.chmod(0o640)
     with pytest.raises(Invalid, match="only you may read it"):

@@ -10,7 +10,7 @@ from symphony.launcher.common.spec import LaunchLimits, Spec
 from symphony.launcher.supervising.stand_in import stand_in
 
 PARENT = Spec(
-    "/a.py", python=True, limits=LaunchLimits(tokens=100, memory=1000), allow_net=[("a.org", 443), ("::1", 80)]
+    "/a.py", python=True, limits=LaunchLimits(tokens=100, memory=1000), allow_net=[("a.org", 443), ("2001:db8::1", 80)]
 )
 
 
@@ -27,7 +27,7 @@ def test_a_program_elsewhere_has_its_parents_sandbox_grants_and_limits(tmp_path:
     assert words[-3:] == ["react", "--x", "y z"]
     assert set(words[:-3]) == {
         *("--on=west", "--isolation=standard", "--tokens=100", "--pages=7", "--memory=1000", "--env=K=v"),
-        *("--allow-net=a.org:443", "--allow-net=[::1]:80"),
+        *("--allow-net=a.org:443", "--allow-net=[2001:db8::1]:80"),
     }
 
 
@@ -41,7 +41,7 @@ def test_a_programs_text_comes_from_its_parent_and_not_from_a_path(tmp_path: Pat
         words_of(tmp_path, program=str(secret))
 
 
-@pytest.mark.parametrize("name", ["../../x.py", "-x.py", "a b.py", "\n.py"])
+@pytest.mark.parametrize("name", ["../../x.py", "-x.py", "a b.py", "\n.py", "x" * 300 + ".py"])
 def test_the_name_of_a_text_leads_nowhere_else(tmp_path: Path, name: str):
     assert Path(words_of(tmp_path, program=name, source="1")[-1]).parent == tmp_path
 
@@ -51,3 +51,15 @@ def test_a_limit_that_run_does_not_know_is_refused(tmp_path: Path):
         words_of(tmp_path, program="react", limits={"page_seconds": 5})
     with pytest.raises(Refused, match="no limit of page_seconds"):
         words_of(tmp_path, Spec("/a.py", python=True, limits=LaunchLimits(page_seconds=5)), program="react")
+
+
+@pytest.mark.parametrize("host", ["localhost", "db.LOCALHOST.", "127.0.0.2", "::1", "fe80::1", "0.0.0.0"])
+def test_a_grant_of_this_machines_own_addresses_is_refused(tmp_path: Path, host: str):
+    parent = Spec("/a.py", python=True, allow_net=[(host, 80)])
+    with pytest.raises(Refused, match="can't have the grant of"):
+        words_of(tmp_path, parent, program="react")
+
+
+def test_limits_are_written_as_run_reads_them(tmp_path: Path):
+    words = words_of(tmp_path, Spec("/a.py", python=True), program="react", limits={"tokens": 50.0, "time": 0.00125})
+    assert {"--tokens=50", "--time=0.00125"} <= {*words}
