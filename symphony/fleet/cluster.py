@@ -49,6 +49,7 @@ _QUIET = {"log_to_driver": False, "logging_level": "CRITICAL", "configure_loggin
 _SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # else a launcher that the runner starts, and all its programs, have a niceness of 15
     "RAY_memory_monitor_refresh_ms": "0",  # else Ray ends its runner when the daemon has filled the memory
     "RAY_ROTATION_MAX_BYTES": str(1 << 20),
     "RAY_ROTATION_BACKUP_COUNT": "1",

@@ -106,7 +106,7 @@ PROGRAM = """
 import os, sys
 import libsym as sym
 with sym.kv_open("fleet/7.kv") as kv:
-    print(len(kv), sys.argv[1:], os.environ.get("COLOR"))
+    print(len(kv), sys.argv[1:], os.environ.get("COLOR"), os.nice(0))
     print("apart", file=sys.stderr)
 sys.exit(3)
 """
@@ -123,7 +123,7 @@ def test_a_program_runs_where_its_file_is_and_its_output_and_status_come_back(ra
     program.write_text(PROGRAM)
     words = ("--env", "COLOR=blue", "--name", "counted", program, "x", "y z", "--", "-v")
     done = rays.east.symphony("run", "--fleet", *NEAR, *words, check=False)
-    assert (done.returncode, done.stdout) == (3, "2000 ['x', 'y z', '--', '-v'] blue\n"), done.stderr
+    assert (done.returncode, done.stdout) == (3, f"2000 ['x', 'y z', '--', '-v'] blue {os.nice(0)}\n"), done.stderr
     placed, named, written = done.stderr.splitlines()[-3:]
     assert placed.endswith("count.py runs on west: all 120,000 entries of the files are there")
     assert named.endswith("count.py is west:counted")
