@@ -123,7 +123,7 @@ def spawn(
 
     `fleet`: the child runs on the machine of the fleet that `fleet_place(*near)` names, with the program's file, of at
     most 32 KiB, and no other file. `near` is a `Kv` with a name, or a path, or several. If that is another machine, the
-    returned child is a process here that ends with the program there, passes signals except SIGKILL on to it, and has
+    returned child is a process here that ends with the program there, passes signals on to it, and has
     its output.
 
     NotSupported: `symphony run` did not start this program, so it has no launcher.

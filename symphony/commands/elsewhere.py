@@ -6,30 +6,34 @@ import argparse
 import json
 import os
 import queue
+import secrets
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import libsym
 from libsym.channel.socket_path import find_socket
 from libsym.errors import Invalid, NotConnected, NotFound, SymError
 from symphony.commands.options import connect, on_mount
-from symphony.fleet.cluster import Cluster, Connection, Remote
+from symphony.fleet.cluster import Cluster, Connection, MachineLost, Remote
 from symphony.fleet.runner import ERRORS, OUTPUT, STATUS, Request, Source, run_options
 from symphony.launcher.asking import commands, listing
 from symphony.launcher.asking.session import PASSED_ON
 from symphony.launcher.common.finding import find_program, shipped
 from symphony.launcher.common.places import Refused
+from symphony.launcher.common.statuses import SIGNALLED
 
 OPTIONS = ("name", "isolation", "bind", "allow-net", "venv", "memory", "processes", "tokens", "pages", "restart")
 """Options of `run` that another machine gets as they are."""
 MAX_SOURCE_BYTES = 4 << 20
 SIGNALS = (*PASSED_ON, signal.SIGHUP)
 """Signals that a command passes on. SIGHUP says that the command's terminal is gone."""
+_GO_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+"""Signals that don't ask a program to end."""
 
 LEAVES_S = 20.0
 """Time within which a machine that has died leaves the list of its fleet: a lease, and two rounds of a daemon."""
@@ -45,7 +49,7 @@ def run_in_fleet(args: argparse.Namespace, socket: Path | None) -> int:
             return commands.run_command(args, socket)
         try:
             return _run_on(machine, args)
-        except NotConnected as error:
+        except MachineLost as error:
             if args.restart == "no" or args.on is not None or not _has_left(machine, args):
                 raise
             print(f"symphony: {error}; {args.program} starts again", file=sys.stderr)
@@ -55,15 +59,14 @@ def _run_on(machine: str, args: argparse.Namespace) -> int:
     """Run a program on another machine."""
     if args.tty:
         raise Invalid(f"a program on another machine has no terminal here: leave --tty out, or run it on {machine}")
-    request = _run_request(args)
+    ident = args.id or secrets.token_hex(4)
+    request = _run_request(args, ident)
     with Cluster.of_user().connection() as connection:
         there = Elsewhere(connection, machine)
-        name = there.told(request).strip()
-        if args.detach:
-            print(f"{machine}:{name}", file=connection.out)
-            return 0
-        print(f"symphony: {args.program} is {machine}:{name}", file=sys.stderr)
-        return there.follow(name)
+        if not args.detach:
+            return there.run(request, ident, args.program)
+        print(f"{machine}:{there.told(request).strip()}", file=connection.out)
+        return 0
 
 
 def _has_left(machine: str, args: argparse.Namespace) -> bool:
@@ -103,19 +106,21 @@ def _here(args: argparse.Namespace) -> str:
     return str(fleet["machine"])
 
 
-def _run_request(args: argparse.Namespace) -> Request:
-    """Return the command for the other machine: `symphony run --detach` with the options and the program's file."""
+def _run_request(args: argparse.Namespace, ident: str) -> Request:
+    """Return the command for the other machine: `symphony run --detach` with the options and the program's file.
+
+    Names of programs are used again, so the program has an id that is known before it begins.
+    """
     given: list[tuple[str, object]] = [(each, getattr(args, each.replace("-", "_"))) for each in OPTIONS]
     given.append(("time", None if args.time is None else f"{args.time:f}s"))
-    given.append(
-        ("env", [f"{name}={os.environ.get(name, '') if value is None else value}" for name, value in args.env])
-    )
+    given += [("id", ident), ("env-json", "/dev/stdin")]
     program, source = args.program, None
     if program not in shipped() or Path(program).is_file():
         file = Path(find_program(program, ".")[0])
-        source = Source(file.name, _content(file), os.access(file, os.X_OK))
+        source = Source(ident, file.name, _content(file), os.access(file, os.X_OK))
         program = f"./{file.name}"
-    return _request("run", "--detach", *run_options(given), program, *args.arguments, source=source)
+    words = ("run", "--detach", *run_options(given), program, *args.arguments)
+    return Request(os.getuid(), words, source, json.dumps(commands.variables(args)).encode())
 
 
 def _content(file: Path) -> bytes:
@@ -154,11 +159,14 @@ def ps_in_fleet(args: argparse.Namespace, socket: Path | None) -> int:
 def _rows_of(connection: Connection, machine: str, args: argparse.Namespace, failures: list[str]) -> list[listing.Row]:
     """Return the programs on another machine. If it does not answer, add the reason to `failures`."""
     try:
-        found = Elsewhere(connection, machine).told(_request("ps", "--json", *(["--all"] if args.all else [])))
-    except (SymError, Refused) as error:
+        there = Elsewhere(connection, machine)
+        found, failure = there.result(_request("ps", "--json", *(["--all"] if args.all else [])))
+    except SymError as error:
         failures.append(str(error))
         return []
-    return [{**each, "machine": machine} for each in json.loads(found)]
+    if failure is not None:
+        failures.append(str(failure))
+    return [{**each, "machine": machine} for each in json.loads(found or "[]")]
 
 
 def act_elsewhere(command: str, args: argparse.Namespace) -> int:
@@ -189,8 +197,8 @@ def act_elsewhere(command: str, args: argparse.Namespace) -> int:
 # ---- the other machine
 
 
-def _request(*words: str, source: Source | None = None) -> Request:
-    return Request(os.getuid(), words, source)
+def _request(*words: str) -> Request:
+    return Request(os.getuid(), words)
 
 
 class Elsewhere:
@@ -201,19 +209,33 @@ class Elsewhere:
         self._machine = machine
         self._out = connection.out
         self._remote = Remote(connection, machine)
+        self._is_asked_to_end = False
+        """Whether a signal has asked the program to end."""
+
+    def result(self, request: Request) -> tuple[str, Refused | None]:
+        """Return what a command there prints, and the error that its last line tells, if the command failed."""
+        written = {STATUS: b"", OUTPUT: b"", ERRORS: b""}
+        for stream, content in self._remote.call(request):
+            written[stream] += content
+        status, failure = int(written[STATUS]), None
+        if status:
+            lines = written[ERRORS].decode(errors="replace").strip().splitlines()
+            line = (lines or [f"the command ended with {status}"])[-1]
+            failure = Refused(f"{self._machine}: {line.removeprefix('symphony: ')}", status)
+        return written[OUTPUT].decode(), failure
 
     def told(self, request: Request) -> str:
-        """Return what a command there prints. Refused: the command failed, and its last line says why."""
-        status, output, errors = self._done(request)
-        if status:
-            raise self._refused(status, errors)
+        """Return what a command there prints. Refused: the command failed."""
+        output, failure = self.result(request)
+        if failure is not None:
+            raise failure
         return output
 
     def status(self, name: str) -> int:
         """Return the exit status of a program when it has ended."""
-        status, output, errors = self._done(_request("wait", name))
-        if not output:
-            raise self._refused(status, errors)
+        output, failure = self.result(_request("wait", name))
+        if failure is not None and not output:
+            raise failure
         return int(output)
 
     def kill(self, name: str, number: int) -> None:
@@ -229,41 +251,50 @@ class Elsewhere:
             out.flush()
         raise AssertionError("a runner's last event is the exit status")
 
-    def follow(self, name: str) -> int:
-        """Write the program's output until it ends, pass signals on to it, and return its exit status."""
-        with self._passing_signals_on(name):
-            self.show(_request("logs", "--follow", name))
-            return self.status(name)
+    def run(self, request: Request, ident: str, program: str) -> int:
+        """Run a program, write its output until it ends, pass signals on to it, and return its exit status."""
+        try:
+            with self._passing_signals_on(ident) as begun:
+                name = self.told(request).strip()
+                begun.set()
+                print(f"symphony: {program} is {self._machine}:{name}", file=sys.stderr)
+                self.show(_request("logs", "--follow", ident))
+                return self.status(ident)
+        except BrokenPipeError:  # as here, a program whose output has no reader is hung up
+            with suppress(Refused):  # the program has ended
+                self.kill(ident, signal.SIGHUP)
+            with suppress(BrokenPipeError):
+                self._out.close()
+            return SIGNALLED + signal.SIGPIPE
+        except MachineLost as error:
+            if self._is_asked_to_end:
+                raise NotConnected(str(error)) from None
+            raise
 
     @contextmanager
-    def _passing_signals_on(self, name: str) -> Iterator[None]:
-        """Send the signals that arrive to the program, in a thread: a handler must not wait for the other machine."""
-        arrived = queue.SimpleQueue[int]()
+    def _passing_signals_on(self, ident: str) -> Iterator[threading.Event]:
+        """Send the signals that arrive to the program, in a thread: a handler must not wait for the other machine.
+        The caller sets the event when the program has begun. Signals that arrive before wait for it.
+        """
+        arrived, begun = queue.SimpleQueue[int](), threading.Event()
 
         def pass_on() -> None:
+            begun.wait()
             while True:
                 try:
-                    self.kill(name, arrived.get())
+                    self.kill(ident, arrived.get())
                 except (SymError, Refused) as error:
                     print(f"symphony: a signal was not passed on: {error}", file=sys.stderr)
 
+        def take(number: int, _frame: object) -> None:
+            self._is_asked_to_end |= number not in _GO_ON
+            arrived.put(number)
+
         threading.Thread(target=pass_on, daemon=True).start()
         nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        passed = PASSED_ON if nohup else SIGNALS
-        before = {each: signal.signal(each, lambda number, _frame: arrived.put(number)) for each in passed}
+        before = {each: signal.signal(each, take) for each in (PASSED_ON if nohup else SIGNALS)}
         try:
-            yield
+            yield begun
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _done(self, request: Request) -> tuple[int, str, str]:
-        """Run a command there. Return its exit status, and its output on both streams."""
-        written = {STATUS: b"", OUTPUT: b"", ERRORS: b""}
-        for stream, content in self._remote.call(request):
-            written[stream] += content
-        return int(written[STATUS]), written[OUTPUT].decode(), written[ERRORS].decode(errors="replace")
-
-    def _refused(self, status: int, errors: str) -> Refused:
-        line = (errors.strip().splitlines() or [f"the command ended with {status}"])[-1]
-        return Refused(f"{self._machine}: {line.removeprefix('symphony: ')}", status)

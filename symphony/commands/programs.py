@@ -90,6 +90,8 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--near", action="append", default=[], metavar="FILE", help="a file on the mount that it uses, for --fleet"
     )
+    run.add_argument("--id", help=argparse.SUPPRESS)  # for commands on other machines, as the next one
+    run.add_argument("--env-json", metavar="FILE", help=argparse.SUPPRESS)  # so that no value is in a command line
     run.add_argument("--list", action="store_true", help="list the programs that ship with Symphony")
     run.add_argument("program", metavar="PROG", nargs="?", help="a file, or the name of a program that ships")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER)

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import ssl
 import stat
 import subprocess
 import sys
@@ -21,10 +22,12 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from socket import create_connection
+from socket import create_connection, gethostname
 from typing import Any, TextIO
 
 from libsym.errors import Invalid, NotConnected, NotFound, SymError
+from symphony.fleet.keys import make_keys_of_token
+from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
 from symphony.fleet.runner import Request, Runner
 from symphony.launcher.common.places import find_places, make
 from symphony.launcher.machine.system import die_with_parent
@@ -36,7 +39,7 @@ START_S, PAUSE_S = 120.0, 0.2
 END_S = 3.0
 """Time that Ray gets to end."""
 PROBE_S = 5.0
-"""Time in which the first machine must take a connection. Ray itself would try for minutes."""
+"""Time in which the first machine must take a connection."""
 ANSWER_S = 30.0
 """Time in which a runner must take a command. Ray itself would wait for ever for a machine that has died."""
 STORE_BYTES = 80 << 20
@@ -48,6 +51,7 @@ MAX_EVENTS = 64
 _QUIET = {"log_to_driver": False, "logging_level": "CRITICAL", "configure_logging": True}
 _SETTINGS = {
     "RAY_AUTH_MODE": "token",
+    "RAY_USE_TLS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # else a launcher that the runner starts, and all its programs, have a niceness of 15
     "RAY_memory_monitor_refresh_ms": "0",  # else Ray ends its runner when the daemon has filled the memory
@@ -92,6 +96,11 @@ class Cluster:
         """Note the address of the first machine, for the programs that are submitted here."""
         (self.directory / "address").write_text(where)
 
+    @property
+    def keys(self) -> Path:
+        """Directory of this machine's keys. Machines may share the user's home directory."""
+        return self.directory / f"keys-{gethostname()}"
+
     def environment(self) -> dict[str, str]:
         """Return the variables for Ray. NotFound, Invalid: there is no token that only the user may read."""
         try:
@@ -100,7 +109,13 @@ class Cluster:
             raise NotFound(f"there is no {self.token}: copy it from the first machine, with the mode 0600") from None
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise Invalid(f"{self.token} must belong to you, and only you may read it (0600)")
-        return {**_SETTINGS, "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        return {
+            **_SETTINGS,
+            "RAY_AUTH_TOKEN_PATH": str(self.token),
+            "RAY_TLS_CA_CERT": str(self.keys / AUTHORITY),
+            "RAY_TLS_SERVER_CERT": str(self.keys / CERTIFICATE),
+            "RAY_TLS_SERVER_KEY": str(self.keys / KEY),
+        }
 
     def imported(self) -> Any:
         """Return the module `ray`, which reads its settings when it is imported. NotConnected: it is not installed.
@@ -122,10 +137,10 @@ class Cluster:
         ray = self.imported()
         try:
             where = where or (self.directory / "address").read_text()
-            with create_connection(address(where), PROBE_S):
-                pass
+            host = (self.keys / _HOST).read_text()
+            self._probe(*address(where))
             os.environ.update(_CONNECTING)
-            ray.init(where, namespace=NAMESPACE, **_QUIET)
+            ray.init(where, namespace=NAMESPACE, _node_ip_address=host, **_QUIET)
         except FileNotFoundError:
             raise NotConnected(
                 "this machine is in no Ray cluster of yours: symphony fleet up, or symphony fleet join"
@@ -133,6 +148,16 @@ class Cluster:
         except (OSError, RuntimeError, ValueError) as error:
             raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
         return ray
+
+    def _probe(self, host: str, port: int) -> None:
+        """Exchange certificates with the first machine, since Ray itself would try for minutes.
+        OSError: the machine does not answer, or has not this token.
+        """
+        context = ssl.create_default_context(cafile=self.keys / AUTHORITY)
+        context.load_cert_chain(self.keys / CERTIFICATE, self.keys / KEY)
+        context.set_alpn_protocols(["h2"])
+        with create_connection((host, port), PROBE_S) as plain, context.wrap_socket(plain, server_hostname=host):
+            pass
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -148,6 +173,8 @@ class Cluster:
             ray.shutdown()
 
 
+_HOST = "host"
+"""File beside the keys: the address at which Ray listens here, for which the certificate is."""
 _RESOURCE = "symphony-"
 """Beginning of the resource by which Ray knows a machine. The machine's name follows."""
 
@@ -161,27 +188,30 @@ def _one_line(error: BaseException | None) -> str:
 
 def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: str | None) -> int:
     """Run Ray on this machine until a signal arrives. `head`: address of the first machine. None: this is the first."""
+    host, port = _address_of(listen, head)
     directory = _directory(socket)
-    words = _words(machine, listen, head, directory)
     if head is None:
         cluster.make_token()
     cluster.imported()
     try:
         _end_by_signals()
-        with _log(cluster, machine) as log:
+        with _lock(directory, machine) as lock, open(cluster.log_of(machine), "wb", opener=_private) as log:
+            make_keys_of_token(cluster.keys, cluster.token.read_bytes(), host)
+            (cluster.keys / _HOST).write_text(host)
             shutil.rmtree(directory, ignore_errors=True)  # of a Ray that was killed
             environment = {**os.environ, "SYMPHONY_SOCKET": socket}
             node = subprocess.Popen(
-                words,
+                _words(machine, host, port, head, directory),
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=[lock],  # Ray lives on for a while if this process is killed
                 start_new_session=True,
                 env=environment,
                 preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no thread has begun
             )
             try:
                 _wait_for_ray(cluster, node, machine, directory)
-                status = _serve(cluster, node, head or listen, machine)
+                status = _serve(cluster, node, head or listen, machine, find_places(socket).programs)
             finally:
                 _end(node)
                 shutil.rmtree(directory, ignore_errors=True)
@@ -190,9 +220,9 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
     raise SymError(f"Ray has ended with {status}: see {cluster.log_of(machine)}")
 
 
-def _serve(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str) -> int:
+def _serve(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str, programs: Path) -> int:
     """Make the runner of this machine, and return Ray's exit status when it ends."""
-    _make_runner(cluster, node, where, machine)
+    _make_runner(cluster, node, where, machine, programs)
     _end_by_signals()  # Ray has put its own handler in place of ours
     cluster.note(where)
     print(f"symphony: {machine} is in the Ray cluster at {where}", flush=True)
@@ -217,17 +247,20 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextmanager
-def _log(cluster: Cluster, machine: str) -> Iterator[int]:
-    """Open the log of Ray, and keep it locked. Invalid: Ray of this user runs already on this machine."""
-    log = os.open(cluster.log_of(machine), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def _lock(directory: Path, machine: str) -> Iterator[int]:
+    """Keep Ray's directory locked. Invalid: Ray of this user runs already on this machine."""
+    lock = _private(str(directory.with_name(f"{directory.name}.lock")), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(log, 0)
-        yield log
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield lock
     except BlockingIOError:
         raise Invalid(f"your Ray runs already on {machine}") from None
     finally:
-        os.close(log)
+        os.close(lock)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _directory(socket: str) -> Path:
@@ -249,16 +282,22 @@ def _end(node: subprocess.Popen[bytes]) -> None:
     node.wait()
 
 
-def _words(machine: str, listen: str, head: str | None, directory: Path) -> list[str]:
-    """Return the command that runs Ray on this machine. Invalid: Ray can't listen there."""
+def _address_of(listen: str, head: str | None) -> tuple[str, int]:
+    """Return the host at which Ray listens here, and the port of the first machine. Invalid: Ray can't listen there."""
     try:
         host, port = address(listen) if head is None else (listen, address(head)[1])
     except ValueError as error:
         raise Invalid(f"{error} is no HOST:PORT") from None
-    if host in {"localhost", "::1"} or host.startswith("127."):
-        raise Invalid(
-            f"--listen {listen}: Ray uses no loopback address; give one at which other machines reach this one"
-        )
+    if host in _REPLACED:
+        raise Invalid(f"--listen {listen}: Ray takes another address than {host}; give one that other machines reach")
+    return host, port
+
+
+_REPLACED = {"localhost", "127.0.0.1", "::1"}
+
+
+def _words(machine: str, host: str, port: int, head: str | None, directory: Path) -> list[str]:
+    """Return the command that runs Ray on this machine."""
     first = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
     return [
         *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
@@ -278,7 +317,7 @@ def _wait_for_ray(cluster: Cluster, node: subprocess.Popen[bytes], machine: str,
         time.sleep(PAUSE_S)
 
 
-def _make_runner(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str) -> None:
+def _make_runner(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str, programs: Path) -> None:
     """Make the actor of this machine, or find the one that Ray has started again."""
     ends_s = time.monotonic() + START_S
     ray = cluster.connected(where)
@@ -286,7 +325,7 @@ def _make_runner(cluster: Cluster, node: subprocess.Popen[bytes], where: str, ma
         "name": machine, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "max_restarts": -1,
         "num_cpus": 0, "resources": {f"{_RESOURCE}{machine}": 0.001}, "max_concurrency": MAX_CALLS,
     }  # fmt: skip
-    runner = ray.remote(Runner).options(**options).remote(str(cluster.directory / f"programs-{machine}"))
+    runner = ray.remote(Runner).options(**options).remote(str(cluster.directory / f"programs-{machine}"), str(programs))
     ready = runner.__ray_ready__.remote()
     while not ray.wait([ready], timeout=PAUSE_S)[0]:
         if node.poll() is not None or time.monotonic() > ends_s:
@@ -313,6 +352,10 @@ class Connection:
         return sorted(name.removeprefix(_RESOURCE) for name in names)
 
 
+class MachineLost(NotConnected):
+    """Error: a machine that had answered does not answer any more."""
+
+
 class Remote:
     """A machine of the cluster."""
 
@@ -326,7 +369,10 @@ class Remote:
             raise NotConnected(f"{machine} is not in your Ray cluster: symphony fleet join, on {machine}") from None
 
     def call(self, request: Request) -> Iterator[tuple[int, bytes]]:
-        """Run a command there, and yield its output and its exit status. NotConnected: the machine does not answer."""
+        """Run a command there, and yield its output and its exit status.
+
+        NotConnected: the machine does not answer, and the command does not run. MachineLost: it may run.
+        """
         call = self._runner.call.options(num_returns="streaming", _generator_backpressure_num_objects=MAX_EVENTS)
         events = call.remote(request)
         if not self._ray.wait([events], timeout=ANSWER_S)[0]:
@@ -342,5 +388,5 @@ class Remote:
         except errors.RayTaskError as error:
             raise SymError(f"{self._machine}: {_one_line(error.cause)}") from None
         except errors.RayError as error:
-            raise NotConnected(f"{self._machine} does not answer: {_one_line(error)}") from None
+            raise MachineLost(f"{self._machine} does not answer: {_one_line(error)}") from None
         return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
+import secrets
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -53,6 +55,31 @@ def make_keys(directory: Path, names: list[str]) -> None:
         raise
     except OSError as error:
         raise SymError(f"can't make keys: {error.filename}: {error.strerror}", error.errno) from None
+
+
+def make_keys_of_token(directory: Path, token: bytes, host: str) -> None:
+    """Make the keys of a host, or replace them. The authority's key and the host's come from the token, so machines
+    that have the token know each other. Processes may read the files meanwhile, since only certificates change.
+    """
+    authority_key, key = _derived(token, "authority"), _derived(token, "machine")
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Symphony token")])
+    authority = _certificate("Symphony token", authority_key, own, authority_key)
+    certificate = _certificate("machine", key, own, authority_key, host)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in (
+        (AUTHORITY, authority.public_bytes(serialization.Encoding.PEM)),
+        (CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM)),
+        (KEY, _pem(key)),
+    ):
+        new = directory / f".{secrets.token_hex(8)}"
+        _write(new, content)
+        new.rename(directory / name)
+
+
+def _derived(token: bytes, use: str) -> ec.EllipticCurvePrivateKey:
+    digest = hashlib.sha512(token + use.encode()).digest()  # so long that each key is about as likely
+    curve = ec.SECP256R1()
+    return ec.derive_private_key(int.from_bytes(digest, "big") % (curve.group_order - 1) + 1, curve)
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -6,21 +6,25 @@ there without Ray, and it does not end with the actor.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import secrets
 import selectors
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 SYMPHONY = (sys.executable, "-P", "-m", "symphony.cli")
 CHUNK_BYTES = 1 << 16
 
 HEARTBEAT_S = 10.0
 """Pause of a command's output after which Ray looks whether the caller is there. If not, the command ends."""
+FORGOTTEN_S = 600.0
+"""Age at which the file of a program that the launcher does not know is removed."""
 _OF_RAY = ("PYTHONBREAKPOINT", "OMP_NUM_THREADS", "SPT_NOENV")
 """Variables that Ray sets for its workers, beside those that begin with RAY_."""
 
@@ -32,6 +36,8 @@ STATUS, OUTPUT, ERRORS = 0, 1, 2
 class Source:
     """File of a program that a user has submitted on another machine."""
 
+    id: str
+    """Id of the program."""
     name: str
     content: bytes
     is_executable: bool
@@ -47,14 +53,18 @@ class Request:
     """The command without `symphony`."""
     source: Source | None = None
     """File that must be in the command's directory."""
+    input: bytes = b""
+    """Standard input of the command."""
 
 
 class Runner:
     """Runs a user's commands on one machine."""
 
-    def __init__(self, directory: str) -> None:
-        """`directory`: where the files of programs are kept."""
+    def __init__(self, directory: str, programs: str) -> None:
+        """`directory`: where the files of programs are kept. `programs`: where the launcher keeps its programs."""
         self._directory = Path(directory)
+        self._programs = Path(programs)
+        self._keeping = threading.Lock()  # Ray calls in several threads
 
     def call(self, request: Request) -> Generator[tuple[int, bytes], None, None]:
         """Run a command, and yield its output and its exit status as streams' numbers and contents.
@@ -67,16 +77,21 @@ class Runner:
         # A program may read its directory: one without a file of its own must not see the files of others.
         where = self._directory / "empty" if request.source is None else self._kept(request.source)
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with subprocess.Popen(
-            [*SYMPHONY, *request.words],
-            cwd=where,
-            env={
-                name: value for name, value in os.environ.items() if not name.startswith("RAY_") and name not in _OF_RAY
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as command:
+        with (
+            _file_of(request.input) as given,
+            subprocess.Popen(
+                [*SYMPHONY, *request.words],
+                cwd=where,
+                env={
+                    name: value
+                    for name, value in os.environ.items()
+                    if not name.startswith("RAY_") and name not in _OF_RAY
+                },
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            ) as command,
+        ):
             try:
                 yield from _output(command)
             except GeneratorExit:  # the caller has gone
@@ -85,21 +100,28 @@ class Runner:
         yield STATUS, b"%d" % command.returncode
 
     def _kept(self, source: Source) -> Path:
-        """Write a program's file, and return its directory. A file is written once, since programs may be using it."""
-        key = hashlib.sha256(b"%s\0%d\0" % (os.fsencode(source.name), source.is_executable) + source.content)
-        where = self._directory / key.hexdigest()[:16]
-        if not where.exists():
-            new = where.with_name(f".{secrets.token_hex(8)}")
-            new.mkdir(mode=0o700, parents=True)
-            file = new / source.name
-            file.write_bytes(source.content)
-            file.chmod(0o700 if source.is_executable else 0o600)
-            try:
-                new.rename(where)
-            except OSError:  # another call has made it
-                file.unlink()
-                new.rmdir()
+        """Write a program's file, and return its directory. The directory is kept as long as the launcher knows the
+        program, or FORGOTTEN_S for a program that has not begun.
+        """
+        oldest_s = time.time() - FORGOTTEN_S
+        with self._keeping:
+            for each in self._directory.glob("[0-9a-f]" * 8):
+                if not (self._programs / each.name).exists() and each.stat().st_mtime < oldest_s:
+                    shutil.rmtree(each)
+        where = self._directory / source.id
+        where.mkdir(mode=0o700, parents=True)
+        file = where / source.name
+        file.write_bytes(source.content)
+        file.chmod(0o700 if source.is_executable else 0o600)
         return where
+
+
+def _file_of(content: bytes) -> BinaryIO:
+    """Return a file in memory, at its beginning."""
+    file = os.fdopen(os.memfd_create("input"), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _output(command: subprocess.Popen[bytes]) -> Iterator[tuple[int, bytes]]:

@@ -237,6 +237,38 @@ def test_children_end_with_their_parent_unless_they_are_detached(launchers):
     launchers.symphony("kill", free["id"])
 
 
+def test_a_stand_in_that_is_killed_ends_its_program_on_the_other_machine(launchers):
+    launchers.environment["XDG_STATE_HOME"] = str(launchers.directory)  # no Ray cluster
+    detached(launchers, SLEEP)
+    parent = launchers.daemon.wait_for("start")["id"]
+    refused = spawn(launchers, parent, "react", on="west", name="refused")
+    assert launchers.daemon.ask("wait", by=parent, id=refused["id"])["reason"] == "exit"
+    launchers.daemon.keep_connections = True  # the stand-in waits for an answer
+    child = spawn(launchers, parent, "child.py", on="west", source="print()", env={"KEY": "secret"})
+    assert launchers.daemon.ask("kill", by=parent, id=child["id"], signal=9)["ok"]
+    killer = launchers.daemon.wait_for("start", name="kill-child")
+    assert launchers.daemon.ask("kill", id=killer["id"], signal=9)["ok"]
+    words = {each["name"]: each["args"] for each in launchers.ps("--all")}
+    ident = next(word for word in words["child"] if word.startswith("--id=")).removeprefix("--id=")
+    assert words["kill-child"][-5:] == ["kill", "--signal", "KILL", "--", f"west:{ident}"]
+    assert "secret" not in str(words)
+    assert set(words) == {"prog", "refused", "child", "kill-child"}
+    assert not [*launchers.state.glob("sent/*")]
+
+
+def test_a_client_chooses_the_id_of_its_program_and_sends_variables_in_a_file(launchers):
+    variables = launchers.directory / "variables"
+    variables.write_text('[["KEY", "a\\nb"]]')
+    options = ("--id", "0000000a", "--env-json", variables)
+    detached(launchers, "print(os.environ['KEY'])", *options)
+    launchers.symphony("wait", "0000000a")
+    assert launchers.symphony("logs", "0000000a").stdout == "a\nb\n"
+    again = launchers.symphony("run", *options, launchers.script(SLEEP), check=False)
+    assert (again.returncode, again.stderr) == (125, "symphony: there is a program with the id 0000000a\n")
+    wrong = launchers.symphony("run", "--id", "../prog", launchers.script(SLEEP), check=False)
+    assert (wrong.returncode, wrong.stderr) == (125, "symphony: '../prog' is no id: 8 digits of 0-9 and a-f\n")
+
+
 def test_what_a_program_leaves_behind_ends_with_it(launchers):
     program = launchers.script("""
         if os.fork() == 0:

@@ -58,7 +58,7 @@ def _spec(args: argparse.Namespace) -> Message:
     if args.isolation is None:
         args.isolation = NONE if does_without_sandbox(path) else STANDARD
     cwd, venv = _directory(), args.venv and os.path.abspath(args.venv)  # noqa: PTH100 - text is needed
-    env = confinement.environment(os.environ, _variables(args.env), whole=args.isolation == NONE)
+    env = confinement.environment(os.environ, variables(args), whole=args.isolation == NONE)
     limits = {"time": args.time, "memory": args.memory, "processes": args.processes}
     on_terminal = terminal.is_terminal(0) and terminal.is_terminal(1)
     mask = os.umask(0)
@@ -73,6 +73,7 @@ def _spec(args: argparse.Namespace) -> Message:
         "venv": venv,
         **_sandbox(args, path, cwd, env, venv),
         "name": args.name,
+        "id": args.id,
         "limits": {**limits, "tokens": args.tokens, "pages": args.pages},
         "restart": args.restart,
         "has_input": not args.detach,
@@ -97,9 +98,14 @@ def _sandbox(args: argparse.Namespace, path: str, cwd: str, env: dict[str, str],
     return {"shows": [*shows, *packages, *binds], "home": confinement.home_of(env), "empty": empty, "allow_net": grants}
 
 
-def _variables(given: list[tuple[str, str | None]]) -> list[tuple[str, str]]:
-    """Return variables with their values. A variable without a value gets its value in this process's environment."""
-    return [(name, os.environ.get(name, "") if value is None else value) for name, value in given]
+def variables(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the variables of the options --env and --env-json.
+    A variable without a value gets its value in this process's environment.
+    """
+    given = [(name, os.environ.get(name, "") if value is None else value) for name, value in args.env]
+    if args.env_json is not None:
+        given += json.loads(Path(args.env_json).read_text(encoding="utf-8"))
+    return given
 
 
 def _directory() -> str:

@@ -17,6 +17,7 @@ from symphony.launcher.common.places import Refused
 MAX_NAME = 56
 """Longest name of a program. With a number appended, the name still fits the daemon's limit."""
 NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]{{0,{MAX_NAME - 1}}}")
+ID = re.compile(r"[0-9a-f]{8}")
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]")
 STANDARD, NONE = "standard", "none"
 """Kinds of isolation: in a sandbox, or without a sandbox."""
@@ -82,6 +83,8 @@ class Spec:
     env: dict[str, str] = field(default_factory=dict)
     cwd: str = "/"
     name: str | None = None
+    id: str | None = None
+    """Id that the client has chosen. A client on another machine so knows it before the program begins."""
     limits: LaunchLimits = field(default_factory=LaunchLimits)
     restart: Restart = field(default_factory=Restart)
     has_input: bool = True
@@ -102,6 +105,8 @@ class Spec:
     """Virtual environment whose packages the program imports."""
     ships: str | None = None
     """Path of the shipped program that runs if `path` does not exist."""
+    stands_for: str | None = None
+    """MACHINE:ID of the program on another machine for which this one stands in."""
     umask: int = 0o022
     rlimits: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -147,6 +152,8 @@ def checked(given: dict[str, Any]) -> Spec:
         raise Refused(f"there is no isolation {spec.isolation!r}: give {' or '.join(ISOLATIONS)}")
     if not set(spec.rlimits) <= set(RLIMITS):
         raise Refused("the program can't be understood: it has unknown resource limits")
+    if spec.id is not None and not ID.fullmatch(spec.id):
+        raise Refused(f"{spec.id!r} is no id: 8 digits of 0-9 and a-f")
     if spec.name is not None and not NAME.fullmatch(spec.name):
         raise Refused(f"{spec.name!r} is no name: 1 to {MAX_NAME} of letters, digits, _ . + -, the first none of . + -")
     return spec

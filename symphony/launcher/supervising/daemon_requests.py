@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import os
+import secrets
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 from symphony.launcher.common.finding import find_program, shipped
 from symphony.launcher.common.places import MAX_ERROR, Refused
 from symphony.launcher.common.spec import NONE, checked
+from symphony.launcher.common.statuses import SIGNALLED
 from symphony.launcher.supervising.daemon_link import Message
 from symphony.launcher.supervising.ending import LAST_WORDS_S
 from symphony.launcher.supervising.program import LaunchedProgram
-from symphony.launcher.supervising.stand_in import stand_in
+from symphony.launcher.supervising.stand_in import killer, stand_in
 from symphony.launcher.supervising.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
 
 
 class _NotAllowed(Refused):
@@ -25,6 +31,16 @@ class _NotAllowed(Refused):
 
 class _NoProgram(Refused):
     errno = errno.ESRCH
+
+
+class _TooMany(Refused):
+    errno = errno.EDQUOT
+
+
+MAX_STAND_INS = 32
+"""Maximum number of a user's programs on other machines that programs have spawned. Each has a process here, which no
+limit of its parent bounds.
+"""
 
 
 class DaemonRequests:
@@ -94,18 +110,32 @@ class DaemonRequests:
         """Start the stand-in of a program on another machine. The program's file is kept until the stand-in ends,
         where no sandbox shows it: a parent that replaced the file would choose what the stand-in reads.
         """
+        if sum(each.spec.stands_for is not None for each in self._supervisor.living.values()) >= MAX_STAND_INS:
+            raise _TooMany(f"{MAX_STAND_INS} programs run on other machines: more can't be spawned there")
         try:
             directory = self._supervisor.new_directory_of_sent()
         except OSError as error:
             raise Refused(f"no directory for the program's text: {error.strerror}") from None
         try:
-            spec = stand_in(parent.spec, request, directory)
+            spec = stand_in(parent.spec, request, directory, secrets.token_hex(4))
             program = await self._supervisor.start(spec, parent=parent.record.id, outlives=_outlives(request))
         except BaseException:
             shutil.rmtree(directory)
             raise
-        self._supervisor.spawn(_remove_after(program, directory))
+        self._supervisor.spawn(self._clear_up_after(program, directory))
         return _shown(program)
+
+    async def _clear_up_after(self, program: LaunchedProgram, directory: Path) -> None:
+        """Remove the directory of a stand-in that has ended. If it was killed, end the program there, too."""
+        await program.over.wait()
+        shutil.rmtree(directory)
+        end = program.record.end
+        assert end is not None
+        if end.reason != "exit" and end.status not in _BEFORE_BEGIN:
+            try:
+                await self._supervisor.start(killer(program.spec))
+            except Refused as error:
+                log.warning("the program %s on another machine runs on: %s", program.spec.stands_for, error)
 
     def _kill(self, request: Message) -> None:
         program = self._living(request["id"])
@@ -154,11 +184,6 @@ def _shown(program: LaunchedProgram) -> dict[str, Any]:
     return {"id": program.record.id, "name": program.record.name, "pid": program.record.pid}
 
 
-async def _remove_after(program: LaunchedProgram, directory: Path) -> None:
-    await program.over.wait()
-    shutil.rmtree(directory)
-
-
 def _program(parent: LaunchedProgram, word: str, directory: str) -> Message:
     """Return the path and the kind of the program that `parent` asks for by `word`.
     For a sandboxed parent, a path stays unresolved, since it is valid only inside the sandbox.
@@ -170,5 +195,7 @@ def _program(parent: LaunchedProgram, word: str, directory: str) -> Message:
     return {"path": word, "python": word.endswith(".py"), "ships": None if ships is None else str(ships)}
 
 
+_BEFORE_BEGIN = {SIGNALLED + each for each in (*range(1, 4), signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)}
+"""Exit statuses of stand-ins that have started no program: when the program begins, it gets these signals."""
 _ERRNOS = {126: errno.EACCES, 127: errno.ENOENT, 125: errno.EINVAL}
 """Errno for each status with which `symphony run` would end."""

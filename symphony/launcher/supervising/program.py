@@ -67,7 +67,7 @@ class Record:
     @classmethod
     def of(cls, spec: Spec, name: str, parent: str | None, *, outlives: bool) -> Record:
         return cls(
-            id=secrets.token_hex(4),
+            id=spec.id or secrets.token_hex(4),
             name=name,
             program=spec.path,
             args=list(spec.args),

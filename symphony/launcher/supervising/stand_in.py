@@ -9,6 +9,7 @@ what the stand-in sends, and nothing of what it reads: the program's text comes 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from ipaddress import ip_address
@@ -21,20 +22,18 @@ from symphony.launcher.common.statuses import NOT_FOUND
 from symphony.launcher.supervising.daemon_link import Message
 
 SYMPHONY = ("-P", "-m", "symphony.cli")
+MEMORY_BYTES = 512 << 20
+"""Limit of a stand-in's memory. Ray takes 95 MB in it, on a machine of two cores."""
 
 
-def stand_in(parent: Spec, request: Message, directory: Path) -> Spec:
-    """Return the specification of a stand-in. `directory`: for the program's text, if the program does not ship.
+def stand_in(parent: Spec, request: Message, directory: Path, ident: str) -> Spec:
+    """Return the specification of a stand-in. `directory`: for the program's variables, and for its text, if the
+    program does not ship. `ident`: id of the program there.
     Refused: there is no such program, or the request is invalid.
     """
     program = request["program"]
     if "source" in request:
-        file = directory / (NOT_IN_NAMES.sub("_", Path(program).stem)[:MAX_NAME] + ".py")
-        try:
-            file.write_text(request["source"], encoding="utf-8")
-        except OSError as error:
-            raise Refused(f"the program's text was not kept for sending: {error.strerror}") from None
-        program = str(file)
+        program = _kept(directory, NOT_IN_NAMES.sub("_", Path(program).stem)[:MAX_NAME] + ".py", request["source"])
     elif program not in shipped():
         raise Refused(f"no program {program}: it is no file, and Symphony ships none of this name", NOT_FOUND)
     wanted = {"limits": request.get("limits"), "name": request.get("name"), "restart": request.get("restart")}
@@ -47,22 +46,51 @@ def stand_in(parent: Spec, request: Message, directory: Path) -> Spec:
             raise Refused(f"a program on another machine can't have the grant of {host}, which is this machine")
     options = {**limits, "on": request["on"], "isolation": parent.isolation, "restart": request.get("restart")}
     words = [f"--{name}={_word(value)}" for name, value in options.items() if value is not None]
-    words += [f"--env={name}={value}" for name, value in (request.get("env") or {}).items()]
+    variables = json.dumps([*(request.get("env") or {}).items()])
+    words += [f"--id={ident}", f"--env-json={_kept(directory, 'env.json', variables)}"]
     words += [f"--allow-net={f'[{host}]' if ':' in host else host}:{port}" for host, port in parent.allow_net]
     words += [f"--name={asked.name}"] if asked.name else []
+    return _command(
+        ["run", *words, program, *asked.args],
+        name=asked.name or NOT_IN_NAMES.sub("_", Path(program).stem).lstrip(".+-")[:MAX_NAME] or None,
+        rlimits=parent.rlimits,
+        stands_for=f"{request['on']}:{ident}",
+    )
+
+
+def killer(stand_in: Spec) -> Spec:
+    """Return the specification of a command that kills the program there, after its stand-in was killed."""
+    assert stand_in.stands_for is not None
+    words = ["kill", "--signal", "KILL", "--", stand_in.stands_for]
+    more = {"stands_for": stand_in.stands_for, "restart": "on-failure"}  # the stand-in's place, and further attempts
+    return _command(words, name=f"kill-{stand_in.name}"[:MAX_NAME], **more)
+
+
+def _command(words: list[str], **more: object) -> Spec:
+    """Return the specification of a command of Symphony, outside of sandboxes, with the launcher's environment."""
     return checked(
         {
             "path": sys.executable,
             "python": False,
-            "args": [*SYMPHONY, "run", *words, program, *asked.args],
+            "args": [*SYMPHONY, *words],
             "env": dict(os.environ),
-            "name": asked.name or NOT_IN_NAMES.sub("_", Path(program).stem).lstrip(".+-")[:MAX_NAME] or None,
             "isolation": NONE,
+            "limits": {"memory": MEMORY_BYTES},
             "umask": 0o077,
-            "rlimits": parent.rlimits,
             "has_input": False,
+            **more,
         }
     )
+
+
+def _kept(directory: Path, name: str, text: str) -> str:
+    """Write a file that the stand-in sends, and return its path. Refused: it can't be written."""
+    file = directory / name
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"the program was not kept for sending: {error.strerror}") from None
+    return str(file)
 
 
 def _is_of_one_machine(host: str) -> bool:

@@ -87,6 +87,8 @@ class Supervisor:
         Refused: the program can't be started, and is removed with its files and cgroups.
         """
         self.link.connect()
+        if spec.id is not None and (self._places.programs / spec.id).exists():
+            raise Refused(f"there is a program with the id {spec.id}")
         record = Record.of(spec, self._free_name(spec), parent, outlives=outlives)
         program = LaunchedProgram(self._places.programs / record.id, record, spec, window)
         self.living[record.id] = program

@@ -19,8 +19,9 @@ from libsym.errors import Invalid, NotConnected, SymError
 from symphony.cli import build_parser
 from symphony.commands import elsewhere
 from symphony.commands.elsewhere import SIGNALS, Elsewhere, act_elsewhere, run_in_fleet
-from symphony.fleet.cluster import Cluster, Connection
+from symphony.fleet.cluster import Cluster, Connection, MachineLost
 from symphony.fleet.runner import Request, Runner
+from symphony.launcher.asking import listing
 from symphony.launcher.common.places import Refused
 
 COMMAND = """
@@ -29,7 +30,10 @@ from pathlib import Path
 command, *words = sys.argv[1:]
 signals = Path("signals")
 if command == "run":
-    print(json.dumps([words, {each.name: each.read_text() for each in Path().iterdir()}]))
+    print(json.dumps([words, {each.name: each.read_text() for each in Path().iterdir()}, json.load(sys.stdin)]))
+elif command == "ps":
+    print('[{"name": "long"}]')
+    sys.exit("symphony: the daemon is away")
 elif words[-1] == "nobody":
     print("a warning", file=sys.stderr)
     print("symphony: no program nobody", file=sys.stderr)
@@ -40,7 +44,8 @@ elif command == "kill":
 elif command == "logs":
     print("begun", flush=True)
     print("apart", file=sys.stderr, flush=True)
-    while words[-1] == "killed" and len((signals.read_text() if signals.exists() else "").split()) < 6:
+    ident, _, num_signals = words[-1].partition("-")
+    while len((signals.read_text() if signals.exists() else "").split()) < int(num_signals or 0):
         time.sleep(0.005)
 elif command == "wait":
     print(5)
@@ -62,7 +67,10 @@ class StandIn:
                 self.cause = cause
 
     def __init__(self, directory: Path) -> None:
-        self._runner = Runner(str(directory))
+        self.asked = list[tuple[str, ...]]()
+        self.at_run = list[int]()
+        """Signals that arrive when a program is submitted."""
+        self._runner = Runner(str(directory), str(directory / "programs"))
         self.cancelled = list[Any]()
 
     def get_actor(self, name: str, *, namespace: str) -> Actor:
@@ -72,6 +80,10 @@ class StandIn:
         return Actor(self, name)
 
     def answers(self, name: str, request: Request) -> Iterator[Any]:
+        self.asked.append(request.words)
+        if request.words[0] == "run":
+            for each in self.at_run:
+                os.kill(os.getpid(), each)
         try:
             yield from self._runner.call(request)
             if name == "north":
@@ -149,7 +161,12 @@ def parsed(*words: str) -> Any:
 
 
 def request(*words: str, uid: int | None = None) -> Request:
-    return Request(os.getuid() if uid is None else uid, words)
+    return Request(os.getuid() if uid is None else uid, words, input=b"[]")
+
+
+def signals_of(directory: Path) -> list[int]:
+    """Return the signals that the programs of the other machine have got."""
+    return [int(each) for each in (directory / "programs" / "empty" / "signals").read_text().split()]
 
 
 def test_output_and_errors_come_to_their_streams_and_the_status_comes_last(connection, capsys):
@@ -166,10 +183,35 @@ def test_every_signal_reaches_the_program_and_the_command_has_its_status(connect
 
     before = [signal.getsignal(each) for each in SIGNALS]
     there = Elsewhere(Connection(connection.ray, io.TextIOWrapper(Buffer())), "west")
-    assert there.follow("killed") == 5
-    sent = (tmp_path / "programs" / "empty" / "signals").read_text().split()
-    assert sorted(map(int, sent)) == sorted(SIGNALS)
+    assert there.run(request("run"), f"id-{len(SIGNALS)}", "prog.py") == 5
+    assert sorted(signals_of(tmp_path)) == sorted(SIGNALS)
     assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_signals_that_come_before_the_program_begins_reach_it_when_it_has_begun(connection, tmp_path):
+    connection.ray.at_run = [signal.SIGTERM, signal.SIGUSR1]
+    assert Elsewhere(connection, "west").run(request("run"), "id-2", "prog.py") == 5
+    assert signals_of(tmp_path) == [15, 10]
+    assert connection.ray.asked[0] == ("run",)
+
+
+def test_a_program_whose_output_has_no_reader_is_hung_up(connection, tmp_path):
+    class Buffer(io.BytesIO):
+        def write(self, _content: Any) -> int:
+            raise BrokenPipeError
+
+    out = io.TextIOWrapper(Buffer())
+    assert Elsewhere(Connection(connection.ray, out), "west").run(request("run"), "long", "prog.py") == 141
+    assert out.closed, "its end would flush it"
+    assert signals_of(tmp_path) == [signal.SIGHUP]
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, NotConnected), (signal.SIGUSR1, MachineLost)])
+def test_a_program_that_was_told_to_end_is_not_lost(connection, number, error):
+    connection.ray.at_run = [number]
+    with pytest.raises(NotConnected) as raised:
+        Elsewhere(connection, "north").run(request("run"), "long", "prog.py")
+    assert raised.type is error
 
 
 def test_under_nohup_the_end_of_the_terminal_does_not_end_the_program(connection):
@@ -182,7 +224,8 @@ def test_under_nohup_the_end_of_the_terminal_does_not_end_the_program(connection
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert Elsewhere(Connection(connection.ray, io.TextIOWrapper(Buffer())), "west").follow("long") == 5
+        there = Elsewhere(Connection(connection.ray, io.TextIOWrapper(Buffer())), "west")
+        assert there.run(request("run"), "long", "prog.py") == 5
     finally:
         signal.signal(signal.SIGHUP, before)
     assert {*seen} == {signal.SIG_IGN}
@@ -211,7 +254,7 @@ def test_a_ray_of_another_user_is_named(connection):
 
 def test_kill_logs_and_wait_take_programs_of_other_machines_and_end_with_the_last_status(cluster, tmp_path, capsys):
     assert act_elsewhere("kill", parsed("kill", "-s", "INT", "west:long", "west:nobody", "west:other")) == 3
-    assert (tmp_path / "programs" / "empty" / "signals").read_text().split() == ["2", "2"]
+    assert signals_of(tmp_path) == [2, 2]
     assert act_elsewhere("logs", parsed("logs", "west:long")) == 0
     assert act_elsewhere("logs", parsed("logs", "west:nobody")) == 3
     assert act_elsewhere("wait", parsed("wait", "south:long", "west:long")) == 5
@@ -230,11 +273,32 @@ def test_a_program_goes_to_the_machine_with_its_file_and_its_options(cluster, tm
     file.write_text("print()")
     options = ("--on", "west", "--detach", "--name", "x", "--memory", "1M", "--env", "A=b c", "--env", "KEY")
     assert run_in_fleet(parsed("run", *options, str(file), "x", "--", "-v"), None) == 0
-    words, files = json.loads(text_of(cluster).removeprefix("west:"))
+    words, files, variables = json.loads(text_of(cluster).removeprefix("west:"))
     assert (words[0], words[-4:], files) == ("--detach", ["./prog.py", "x", "--", "-v"], {"prog.py": "print()"})
-    assert {"--name=x", "--memory=1048576", "--env=A=b c", "--env=KEY=blue", "--restart=no"} <= {*words}
+    assert {"--name=x", "--memory=1048576", "--restart=no", "--env-json=/dev/stdin"} <= {*words}
+    assert variables == [["A", "b c"], ["KEY", "blue"]], "other users can read words"
     with pytest.raises(Invalid, match="no terminal here: leave --tty out"):
         run_in_fleet(parsed("run", "--on", "west", "--tty", str(file)), None)
+
+
+def test_a_program_is_followed_by_its_id_since_others_have_had_its_name(cluster, monkeypatch, tmp_path):
+    monkeypatch.setattr(elsewhere, "_here", lambda _args: "east")
+    file = tmp_path / "prog.py"
+    file.write_text("print()")
+    assert run_in_fleet(parsed("run", "--on", "west", str(file)), None) == 5
+    begun, *others = cluster.ray.asked
+    ident = next(each for each in begun if each.startswith("--id=")).removeprefix("--id=")
+    assert others == [("logs", "--follow", ident), ("wait", ident)]
+
+
+def test_programs_of_a_machine_without_its_daemon_are_listed(cluster, monkeypatch, capsys):
+    monkeypatch.setattr(elsewhere, "_here", lambda _args: "east")
+    monkeypatch.setattr(listing, "rows", lambda *_args, **_more: ([], None))
+    cluster.ray.nodes = lambda: [{"Alive": True, "Resources": {"symphony-west": 1.0}}]
+    assert elsewhere.ps_in_fleet(parsed("ps", "--fleet", "--json"), None) == 1
+    written = capsys.readouterr()
+    assert json.loads(written.out) == [{"name": "long", "machine": "west"}]
+    assert written.err == "symphony: programs are missing: west: the daemon is away\n"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
+import ssl
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +12,13 @@ import pytest
 
 from libsym.errors import Invalid, NotFound
 from symphony.fleet.cluster import Cluster, serve_node
+from symphony.fleet.keys import make_keys_of_token
+from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
 from symphony.fleet.runner import ERRORS, OUTPUT, STATUS, Request, Runner, Source, run_options
+
+
+def runner_in(directory: Path) -> Runner:
+    return Runner(str(directory / "sent"), str(directory / "programs"))
 
 
 def done(runner: Runner, *words: str, uid: int | None = None, source: Source | None = None) -> dict[int, bytes]:
@@ -30,53 +36,66 @@ def test_options_are_given_on_as_words():
 
 def test_another_uid_is_refused(tmp_path: Path):
     with pytest.raises(RuntimeError, match=rf"uid {os.getuid() + 1} asks, .* belongs to uid {os.getuid()}$"):
-        done(Runner(str(tmp_path)), "--version", uid=os.getuid() + 1)
+        done(runner_in(tmp_path), "--version", uid=os.getuid() + 1)
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_runner_says_that_it_is_there_before_a_command_writes(tmp_path: Path):
-    assert next(Runner(str(tmp_path)).call(Request(os.getuid(), ("wait", "nobody")))) == (OUTPUT, b"")
+    assert next(runner_in(tmp_path).call(Request(os.getuid(), ("wait", "nobody")))) == (OUTPUT, b"")
 
 
 def test_output_errors_and_status_of_a_command_are_apart(tmp_path: Path):
-    runner = Runner(str(tmp_path / "programs"))
+    runner = runner_in(tmp_path)
     assert done(runner, "--version")[OUTPUT].startswith(b"symphony ")
     failed = done(runner, "no-such-command")
     assert (failed[STATUS], failed[OUTPUT]) == (b"2", b"")
     assert b"no-such-command" in failed[ERRORS]
 
 
-def test_a_programs_file_is_written_once_and_keeps_whether_it_is_executable(tmp_path: Path):
-    runner = Runner(str(tmp_path / "programs"))
-    plain, executable = (Source("json.py", b"print()", each) for each in (False, True))
-    for source in (plain, executable, plain):
-        assert done(runner, "--version", source=source)[STATUS] == b"0"  # `json.py` is not the command's json
-    files = [*tmp_path.glob("programs/*/json.py")]
-    assert sorted(stat.S_IMODE(file.stat().st_mode) for file in files) == [0o600, 0o700]
-    assert {stat.S_IMODE(file.parent.stat().st_mode) for file in files} == {0o700}
-    assert len([*tmp_path.glob("programs/*")]) == 2
+def text(ident: str, *, is_executable: bool = False) -> Source:
+    return Source(ident, "json.py", b"secret", is_executable)
+
+
+def test_each_program_has_a_directory_of_its_own_with_its_file_alone(tmp_path: Path, monkeypatch):
+    runner = runner_in(tmp_path)
+    assert done(runner, "--version", source=text("0000000a"))[STATUS] == b"0"  # `json.py` is not the command's json
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("find", ".", "-printf", "%M %P\n"))
+    assert done(runner, source=text("0000000b"))[OUTPUT] == b"drwx------ \n-rw------- json.py\n"
+    assert done(runner, source=text("0000000c", is_executable=True))[OUTPUT] == b"drwx------ \n-rwx------ json.py\n"
+    assert done(runner)[OUTPUT] == b"drwx------ \n"
+
+
+def test_the_file_of_a_program_is_removed_when_the_launcher_has_forgotten_the_program(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("true",))
+    runner = runner_in(tmp_path)
+    for ident in ("0000000a", "0000000b"):
+        done(runner, source=text(ident))
+    (tmp_path / "programs" / "0000000a").mkdir(parents=True)
+    monkeypatch.setattr("symphony.fleet.runner.FORGOTTEN_S", -1)
+    done(runner, source=text("0000000c"))
+    assert sorted(each.name for each in (tmp_path / "sent").iterdir()) == ["0000000a", "0000000c"]
+
+
+def test_a_command_reads_its_input_from_a_file(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("cat", "/dev/stdin"))
+    content = bytes(1 << 20)
+    events = runner_in(tmp_path).call(Request(os.getuid(), (), input=content))
+    assert b"".join(chunk for stream, chunk in events if stream == OUTPUT) == content
 
 
 def test_commands_do_not_see_the_variables_of_ray(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/token")
     monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")
     monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("env",))
-    names = {line.partition(b"=")[0] for line in done(Runner(str(tmp_path)))[OUTPUT].splitlines()}
+    names = {line.partition(b"=")[0] for line in done(runner_in(tmp_path))[OUTPUT].splitlines()}
     assert b"PATH" in names
     assert names & {b"RAY_AUTH_TOKEN_PATH", b"PYTHONBREAKPOINT"} == set()
-
-
-def test_a_command_without_a_file_sees_no_files_of_programs(tmp_path: Path, monkeypatch):
-    runner = Runner(str(tmp_path))
-    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("ls", "-A"))
-    assert done(runner, source=Source("a.py", b"secret", is_executable=False))[OUTPUT] == b"a.py\n"
-    assert done(runner)[OUTPUT] == b""
 
 
 def test_a_command_ends_when_its_caller_goes(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("symphony.fleet.runner.HEARTBEAT_S", 0.01)
     monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("sh", "-c", "echo $$; exec sleep 600"))
-    events = Runner(str(tmp_path)).call(Request(os.getuid(), ()))
+    events = runner_in(tmp_path).call(Request(os.getuid(), ()))
     number = int(b"".join(next(events)[1] for _ in range(2)) or next(events)[1])
     assert next(events) == (OUTPUT, b"")
     events.close()
@@ -109,10 +128,54 @@ def test_a_token_is_the_users_alone(tmp_path: Path):
         cluster.environment()
 
 
+def test_machines_with_one_token_know_each_other_by_their_addresses(tmp_path: Path):
+    for name, token, host in (("east", b"a", "10.0.0.1"), ("west", b"a", "10.0.0.2"), ("other", b"b", "10.0.0.1")):
+        make_keys_of_token(tmp_path / name, token, host)
+    assert knows(tmp_path / "west", tmp_path / "east", "10.0.0.1")
+    assert not knows(tmp_path / "west", tmp_path / "east", "10.0.0.3")
+    assert not knows(tmp_path / "west", tmp_path / "other", "10.0.0.1")
+    make_keys_of_token(tmp_path / "east", b"a", "10.0.0.3")
+    assert knows(tmp_path / "west", tmp_path / "east", "10.0.0.3")
+
+
+def knows(client: Path, server: Path, host: str) -> bool:
+    """Return whether a client believes that a server is at the address, and a server believes the client."""
+    sides = list[tuple[ssl.MemoryBIO, ssl.MemoryBIO, ssl.SSLObject]]()
+    for keys, is_server in ((client, False), (server, True)):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+        context.load_cert_chain(keys / CERTIFICATE, keys / KEY)
+        context.load_verify_locations(keys / AUTHORITY)
+        context.verify_mode = ssl.CERT_REQUIRED
+        taken, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        name = None if is_server else host
+        sides.append((taken, sent, context.wrap_bio(taken, sent, server_side=is_server, server_hostname=name)))
+    ready = set[int]()
+    while len(ready) < len(sides):
+        for number, (_, sent, side) in enumerate(sides):
+            try:
+                side.do_handshake()
+                ready.add(number)
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError:
+                return False
+            sides[1 - number][0].write(sent.read())
+    return True
+
+
+def test_ray_encrypts_with_the_keys_of_this_machine(tmp_path: Path):
+    cluster = Cluster(tmp_path)
+    cluster.make_token()
+    found = cluster.environment()
+    assert found["RAY_USE_TLS"] == "1"
+    files = [Path(found[f"RAY_TLS_{each}"]) for each in ("CA_CERT", "SERVER_CERT", "SERVER_KEY")]
+    assert files == [cluster.keys / each for each in (AUTHORITY, CERTIFICATE, KEY)]
+
+
 @pytest.mark.parametrize(("listen", "head"), [("127.0.0.1:6379", None), ("localhost", "10.0.0.1:6379")])
-def test_ray_gets_no_loopback_address(tmp_path: Path, monkeypatch, listen: str, head: str | None):
+def test_an_address_that_ray_replaces_is_refused(tmp_path: Path, monkeypatch, listen: str, head: str | None):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(Invalid, match="Ray uses no loopback address"):
+    with pytest.raises(Invalid, match="Ray takes another address than"):
         serve_node(Cluster(tmp_path), "east", "socket", listen, head)
 
 

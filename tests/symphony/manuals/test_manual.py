@@ -35,7 +35,8 @@ def parts(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]
 
 
 def options(parser: argparse.ArgumentParser) -> set[str]:
-    own = {word for action in parser._actions for word in action.option_strings}
+    shown = (action for action in parser._actions if action.help != argparse.SUPPRESS)
+    own = {word for action in shown for word in action.option_strings}
     return own.union(*map(options, parts(parser).values()))
 
 

@@ -1,5 +1,6 @@
 """Stand-ins: processes of this machine for programs that programs have spawned on another machine."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from symphony.launcher.common.places import Refused
 from symphony.launcher.common.spec import LaunchLimits, Spec
-from symphony.launcher.supervising.stand_in import stand_in
+from symphony.launcher.supervising.stand_in import MEMORY_BYTES, stand_in
 
 PARENT = Spec(
     "/a.py", python=True, limits=LaunchLimits(tokens=100, memory=1000), allow_net=[("a.org", 443), ("2001:db8::1", 80)]
@@ -16,8 +17,8 @@ PARENT = Spec(
 
 def words_of(directory: Path, parent: Spec = PARENT, **request: Any) -> list[str]:
     """Return the words of a stand-in after `symphony run`."""
-    found = stand_in(parent, {"on": "west", "args": [], **request}, directory)
-    assert not found.is_isolated
+    found = stand_in(parent, {"on": "west", "args": [], **request}, directory, "0000000a")
+    assert (found.is_isolated, found.stands_for, found.limits.memory) == (False, "west:0000000a", MEMORY_BYTES)
     assert found.args[:4] == ["-P", "-m", "symphony.cli", "run"]
     return found.args[4:]
 
@@ -26,9 +27,10 @@ def test_a_program_elsewhere_has_its_parents_sandbox_grants_and_limits(tmp_path:
     words = words_of(tmp_path, program="react", limits={"tokens": 500, "pages": 7}, args=["--x", "y z"], env={"K": "v"})
     assert words[-3:] == ["react", "--x", "y z"]
     assert set(words[:-3]) == {
-        *("--on=west", "--isolation=standard", "--tokens=100", "--pages=7", "--memory=1000", "--env=K=v"),
-        *("--allow-net=a.org:443", "--allow-net=[2001:db8::1]:80"),
+        *("--on=west", "--isolation=standard", "--tokens=100", "--pages=7", "--memory=1000", "--id=0000000a"),
+        *("--allow-net=a.org:443", "--allow-net=[2001:db8::1]:80", f"--env-json={tmp_path}/env.json"),
     }
+    assert json.loads((tmp_path / "env.json").read_text()) == [["K", "v"]], "other users can read words"
 
 
 def test_a_programs_text_comes_from_its_parent_and_not_from_a_path(tmp_path: Path):
