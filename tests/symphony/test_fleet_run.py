@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from symphony.fleet.cluster import Cluster
+from symphony.fleet.keys import make_keys_of_token
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.fleets import Fleet, free_port
 from tests.symphony.launchers import PIPES, eventually
 
-ray = pytest.importorskip("ray", reason="NO RAY: pip install 'symphony-os[fleet]'")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # Ray starts twice
-WITHIN_S = 90
+pytest.importorskip("ray", reason="NO RAY: pip install 'symphony-os[fleet]'")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # Ray starts twice
+WITHIN_S = 180
 """Patience with a busy machine, on which each command needs seconds to import Ray."""
 
 
@@ -27,8 +29,7 @@ class Rays:
 
     def __init__(self, directory, stack):
         self._stack, self._directory = stack, directory
-        self._host = ray.util.get_node_ip_address()
-        self._head = f"{self._host}:{free_port()}"
+        self._head = f"127.0.0.2:{free_port()}"
         self._processes = {}
         fleet = Fleet(directory, stack)
         self.east = self._start(fleet, "east")
@@ -37,7 +38,7 @@ class Rays:
         self._wait_for("east")
         self.files("west").mkdir(parents=True)
         shutil.copy(self.files("east") / "token", self.files("west"))
-        self._begin("west", "join", self._head, "--listen", self._host)
+        self._begin("west", "join", self._head, "--listen", "127.0.0.3")
         self._wait_for("west")
 
     def files(self, name):
@@ -149,14 +150,27 @@ def long(tmp_path):
     return program
 
 
+def is_followed(ident):
+    """Whether a command on its machine reads the log of a program."""
+    done = subprocess.run(["pgrep", "-f", f"logs --follow {ident}"], check=False, capture_output=True)
+    return done.returncode == 0
+
+
 def test_a_program_outlives_its_command_and_is_listed_read_signalled_and_waited_for_by_its_name(rays, long):
     east = rays.east
     command = subprocess.Popen([*SYMPHONY, "run", "--on", "west", long], env=east.environment, **PIPES)
     name = line_of(command.stderr).split()[-1]
     assert re.fullmatch(r"west:long\S*", name)
     assert line_of(command.stdout) == "begun\n"
+    ident = next(
+        each["id"]
+        for each in json.loads(east.symphony("ps", "--fleet", "--json").stdout)
+        if f"{each['machine']}:{each['name']}" == name
+    )
+    assert is_followed(ident)
     command.kill()
     command.communicate()
+    eventually(lambda: not is_followed(ident), WITHIN_S)
     here = east.symphony("run", "--detach", long).stdout.strip()
     listed = east.symphony("ps", "--fleet").stdout
     assert name in listed
@@ -170,11 +184,11 @@ def test_a_program_outlives_its_command_and_is_listed_read_signalled_and_waited_
 
 
 def test_a_person_without_the_token_runs_nothing(rays, long, tmp_path):
-    other = tmp_path / "symphony" / "fleet"
-    other.mkdir(parents=True)
-    shutil.copy(rays.files("east") / "address", other)
-    (other / "token").write_text("0" * 64)
-    (other / "token").chmod(0o600)
+    other = Cluster(tmp_path / "symphony" / "fleet")
+    other.make_token()
+    make_keys_of_token(other.keys, other.token.read_bytes(), "127.0.0.2")
+    (other.keys / "host").write_text("127.0.0.2")
+    shutil.copy(rays.files("east") / "address", other.directory)
     environment = rays.east.environment | {"XDG_STATE_HOME": str(tmp_path)}
     command = [*SYMPHONY, "run", "--on", "west", long]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=WITHIN_S)
@@ -204,10 +218,12 @@ import sys
 import libsym as sym
 with sym.kv_open("fleet/7.kv") as kv:
     child = sym.spawn("child.py", ["a b"], name="far", env={"COLOR": "blue"}, fleet=True, near=[kv, *sys.argv[1:]])
+doomed = sym.spawn("child.py", name="doomed", env={"COLOR": "red"}, fleet=True, near=[*sys.argv[1:]])
 print(child.name, flush=True)
 sys.stdin.readline()
 sym.kill(child)
-print(sym.wait(child))
+sym.kill(doomed, 9)
+print(sym.wait(child), sym.wait(doomed).reason)
 """
 CHILD = """
 import os, sys
@@ -224,9 +240,11 @@ def test_a_program_spawns_near_its_files_and_kills_and_waits_for_the_program_the
     process = subprocess.Popen([*SYMPHONY, "run", "parent.py", *FILES], env=east.environment, cwd=tmp_path, **PIPES)
     assert line_of(process.stdout) == "far\n"
     eventually(lambda: "begun" in east.symphony("logs", "far").stdout, WITHIN_S)
-    assert "far" in west.symphony("ps").stdout
+    eventually(lambda: "begun" in east.symphony("logs", "doomed").stdout, WITHIN_S)
+    assert {"far", "doomed"} <= {*west.symphony("ps").stdout.split()}
     output, errors = process.communicate("\n", timeout=WITHIN_S)
-    assert output == "Ended(status=5, reason='exit')\n", errors
+    assert output == "Ended(status=5, reason='exit') killed\n", errors
+    eventually(lambda: "doomed" not in west.symphony("ps").stdout, WITHIN_S)
     for machine in (east, west):
         assert machine.symphony("logs", "far").stdout == "['a b'] blue 2000\nbegun\nsignal 15\n"
 
