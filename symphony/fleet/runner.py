@@ -94,7 +94,7 @@ class Runner:
         ):
             try:
                 yield from _output(command)
-            except GeneratorExit:  # the caller has gone
+            except BaseException:  # for instance GeneratorExit: the caller has gone
                 command.terminate()
                 raise
         yield STATUS, b"%d" % command.returncode

@@ -14,6 +14,7 @@ from tests.symphony.typed import ROOT, Command, Shell, commands
 MOST_LINES = 400
 """Maximum number of lines of a page that a person can hold."""
 NOT_TYPED = {
+    "symphony-fleet-programs": "it takes Ray and a network: tests/symphony/test_fleet_run.py starts such programs",
     "symphony-service": "it installs a service: scripts/boot/boot.py does so",
     "symphony-top": "it takes a terminal: the tests of the view draw it",
     "symphony-tutorial": "a test of its own types it, in one shell",

@@ -181,11 +181,15 @@ def test_every_signal_reaches_the_program_and_the_command_has_its_status(connect
                 os.kill(os.getpid(), each)
             return super().write(content)
 
+    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     before = [signal.getsignal(each) for each in SIGNALS]
     there = Elsewhere(Connection(connection.ray, io.TextIOWrapper(Buffer())), "west")
-    assert there.run(request("run"), f"id-{len(SIGNALS)}", "prog.py") == 5
-    assert sorted(signals_of(tmp_path)) == sorted(SIGNALS)
-    assert [signal.getsignal(each) for each in SIGNALS] == before
+    try:
+        assert there.run(request("run"), f"id-{len(SIGNALS)}", "prog.py") == 5
+        assert sorted(signals_of(tmp_path)) == sorted(SIGNALS)
+        assert [signal.getsignal(each) for each in SIGNALS] == before
+    finally:
+        signal.signal(signal.SIGHUP, outside)
 
 
 def test_signals_that_come_before_the_program_begins_reach_it_when_it_has_begun(connection, tmp_path):
