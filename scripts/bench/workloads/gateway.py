@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Measure the cost of the gateway, beside Symphony without a gateway and beside other servers, in turns.
 
-    .venv/bin/python scripts/bench/workloads/gateway.py [--only load,turns,cost,stalled] [--clients 1,8,32,128]
-        [--rounds 3] [--precision bf16] [--server NAME=URL ...] [--group NAME=PGID ...] [--save NAME] [--quick]
+    .venv/bin/python scripts/bench/workloads/gateway.py [--only load,shared,steady,turns,cost,stalled]
+        [--clients 1,8,32,128] [--prompt 64] [--rates 2,4] [--rounds 3] [--precision bf16] [--server NAME=URL ...]
+        [--group NAME=PGID ...] [--save NAME] [--quick]
 
-load     many concurrent clients, each with its own prompt of 64 tokens and a stream of 64 tokens; `symphony` is a
-         program without HTTP
+load     many concurrent clients, each with its own prompt of `--prompt` tokens and a stream of 64 tokens; `symphony` is
+         a program without HTTP
+shared   the same without `symphony`; each prompt begins with one of four prefixes of 1,024 tokens
+steady   a hundred requests that arrive at random, with so many a second as `--rates` says
 turns    ten turns: tokens that each turn computes if the client sends its whole history, or names a conversation
 cost     processor time for each streamed token (answers of 64 tokens, requests included) of the gateway, of the daemon
          and of the process that reads all streams (streams.py); `program` reads them through libsym
@@ -20,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -40,7 +44,7 @@ from harness import Daemon, chosen, connected, processor_s, quantile, read_line,
 from sides import Bench, Served, Side, Symphony, options, servers
 from work import Job, Words
 
-STALLED, ASKING, ASKED_EACH, STREAMED = 50, 8, 12, 64
+STALLED, ASKING, ASKED_EACH, STREAMED, PREFIX = 50, 8, 12, 64, 1024
 
 
 @contextmanager
@@ -59,15 +63,38 @@ def gateway(daemon: Daemon) -> Iterator[tuple[str, list[int]]]:
             process.terminate()
 
 
-def load(bench: Bench, sides: list[Side]) -> str:
+def load(bench: Bench, sides: list[Side]) -> None:
     def prompts(count: int, words: Words) -> list[Job]:
-        return jobs.prompts(words, count, 64, 64)
+        return jobs.prompts(words, count, bench.args.prompt, 64)
 
     for side in sides:  # warms up
         side.run(prompts(8, bench.words(f"warm-{side.name}")))
     for count in map(int, bench.args.clients.split(",")):
         bench.turns(f"{count} clients", sides, partial(prompts, count))
-    return bench.table()
+
+
+def shared(bench: Bench, sides: list[Side]) -> None:
+    def prompts(count: int, words: Words) -> list[Job]:
+        prefixes = [words.take(PREFIX) for _ in range(4)]
+        own = [[*prefixes[number % 4], *words.take(bench.args.prompt)] for number in range(count)]
+        return [Job("prompts", {"prompts": own, "num_tokens": 64}, count * 64)]
+
+    for count in map(int, bench.args.clients.split(",")):
+        bench.turns(f"{count}, 4 prefixes", sides, partial(prompts, count), is_same=True)
+
+
+def steady(bench: Bench, sides: list[Side]) -> None:
+    def arriving(rate: float, words: Words) -> list[Job]:
+        rng, found, begin_s = random.Random(words.seed), list[Job](), 0.0
+        for _ in range(4 if bench.args.quick else 100):
+            begin_s += rng.expovariate(rate)
+            work = {"begin_s": begin_s, "prefix": [], "label": "", "num_tokens": 64}
+            turns = [{"say": words.take(bench.args.prompt), "pause_s": 0.0}]
+            found.append(Job("session", work | {"turns": turns}, 64))
+        return found
+
+    for rate in bench.args.rates.split(","):
+        bench.turns(f"{rate} requests/s", sides, partial(arriving, float(rate)), is_same=True)
 
 
 def turns(url: str) -> str:
@@ -182,11 +209,12 @@ def cost(bench: Bench, daemon: Daemon, url: str, gateway_pid: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-PARTS = "load", "turns", "cost", "stalled"
+COMPARED = {"load": load, "shared": shared, "steady": steady}
+PARTS = *COMPARED, "turns", "cost", "stalled"
 
 
 def main() -> None:
-    args = options(__doc__, only=",".join(PARTS), clients="1,8,32,128")
+    args = options(__doc__, only=",".join(PARTS), clients="1,8,32,128", prompt=64, rates="2,4")
     wanted, parts = chosen(args.only, PARTS), []
     if args.quick:
         args.clients = "2"
@@ -194,10 +222,13 @@ def main() -> None:
         daemon = stack.enter_context(connected(args.model, "--precision", args.precision))
         bench = Bench(args, word_tokens())
         url, pids = stack.enter_context(gateway(daemon))
-        if "load" in wanted:
+        if compared := [name for name in wanted if name in COMPARED]:
             through = Served("gateway", url, None, "", pids)
             stack.callback(through.close)
-            parts.append(load(bench, [Symphony(f"symphony-{args.precision}", daemon), through, *servers(args, stack)]))
+            ours, beside = Symphony(f"symphony-{args.precision}", daemon), [through, *servers(args, stack)]
+            for name in compared:
+                COMPARED[name](bench, [ours, *beside] if name == "load" else beside)
+            parts.append(bench.table())
         if "turns" in wanted:
             parts.append(turns(url))
         if "cost" in wanted:
