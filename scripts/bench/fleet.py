@@ -10,12 +10,15 @@ first one, and computes the same context itself. Each turn begins without files 
 If there is an etcd (Debian's etcd-server), two further daemons share the directory `/kv/fleet`, and the second one
 changes names there and opens files that the first one has synced.
 
+Besides, work that computing bounds, on one of two such daemons and on both: each daemon has a core and its own program.
+
 If there is a Mooncake Store, too (the extra `fleet`), two daemons fetch the context in turns: `second` gets the pages
 from the store, and `third` from the first daemon. Nearly all memory of the store is on the first daemon's side.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import statistics
@@ -165,6 +168,76 @@ def names_rows(model: str, directory: Path, rounds: int) -> list[Row]:
     return [Row(f"/kv/fleet: {what}", "ms", figures, aim=aims.get(what, "")) for what, figures in found.items()]
 
 
+WORK = """
+import sys
+import libsym as sym
+
+first_token, length = map(int, sys.argv[1:])
+jobs = 0
+for line in sys.stdin:
+    kind, count = line.split()
+    for job in range(int(count)):
+        jobs += 1
+        begin = [(first_token + jobs) % 200, jobs // 200 % 200]  # no two jobs have a prefix in common
+        if kind == "prefill":
+            with sym.kv_create() as kv:
+                kv.write(begin + [3] * length)
+        else:
+            files = [sym.kv_create() for _ in range(32)]
+            streams = [
+                sym.generate(kv, [*begin, number], max_tokens=32, stop_at_end=False) for number, kv in enumerate(files)
+            ]
+            for stream in streams:
+                list(stream)
+            for kv in files:
+                kv.close()
+    print("done", flush=True)
+"""
+"""A program that computes prefills, or batches of 32 streams, as its standard input says."""
+NUM_JOBS = 8
+
+
+def working_s(programs: list[subprocess.Popen[str]], kind: str) -> float:
+    """Divide the jobs among programs, and return the time until all jobs are done."""
+    began_s = time.perf_counter()
+    for program in programs:
+        print(kind, NUM_JOBS // len(programs), file=program.stdin, flush=True)
+    for program in programs:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "done\n"
+    return time.perf_counter() - began_s
+
+
+def two_machines_rows(model: str, directory: Path, rounds: int, length: int) -> list[Row]:
+    """Return rows of work on two machines, and on one of them. They are missing without etcd, or with a single core."""
+    cores = sorted(os.sched_getaffinity(0))
+    if shutil.which("etcd") is None or len(cores) == 1:
+        return []
+    programs = list[subprocess.Popen[str]]()
+    with an_etcd(directory / "two") as url, ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, cores)
+        for number, name in enumerate(("first", "second")):
+            os.sched_setaffinity(0, cores[number : number + 1])  # of the daemon and of the program, too
+            daemon = stack.enter_context(served(model, *member(directory, url, name)))
+            programs.append(stack.enter_context(daemon.program(WORK, 100 * number, length)))
+        os.sched_setaffinity(0, cores)
+        ways = {
+            f"{kind} {count}": partial(working_s, programs[:count], kind)
+            for kind in ("prefill", "batch")
+            for count in (2, 1)
+        }
+        found = in_turns(ways, rounds)
+        for program in programs:
+            program.communicate()
+    what = {"prefill": f"{NUM_JOBS} prefills of {length} tokens", "batch": f"{NUM_JOBS} batches of 32 streams"}
+    return [
+        Row(
+            f"two machines, {what[kind]}", "s", found[f"{kind} 2"], "one machine", found[f"{kind} 1"], aim="ratio 0.556"
+        )
+        for kind in what
+    ]
+
+
 @contextmanager
 def a_master() -> Iterator[str]:
     """Run the master of a Mooncake Store. Yield its address."""
@@ -249,6 +322,7 @@ def main() -> int:
             Row("kv_fetch", "MB/s", rates),
         ]
         rows += names_rows(args.model, Path(name), 3 if args.quick else 100)
+        rows += two_machines_rows(args.model, Path(name), args.rounds, 100 if args.quick else 500)
         rows += store_rows(args.model, Path(name), args.rounds, args.tokens)
     slowest = statistics.median(taken_ms["compute"])
     show_rows(rows, f"Peers on one machine: {args.model}, {processor()}", args, f"computing takes {slowest:.0f} ms")
