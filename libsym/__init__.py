@@ -76,6 +76,7 @@ OTHERS
     connection                                     a second Connection, for example to a domain
     daemon_stat, daemon_check                      the daemon's state; a check of its page accounting
     fleet_place                                    the machine of the fleet on which a program should run
+    fleet_machines                                 the machines of the fleet, and what they hold
     aio                                            the same names as coroutines, for trio and asyncio
 
 ERRORS. A call that fails raises a SymError: an OSError with an errno and a message of one line. The message names the
@@ -137,7 +138,7 @@ from libsym.calls.pred import Pred, kv_write, pred, pred_batch
 from libsym.calls.pressure import Candidate, Pressure, kv_pressure
 from libsym.calls.program import main
 from libsym.calls.several import generate_n
-from libsym.calls.status import daemon_check, daemon_stat, fleet_place, model_info
+from libsym.calls.status import daemon_check, daemon_stat, fleet_machines, fleet_place, model_info
 from libsym.calls.sync import kv_sync
 from libsym.calls.text import Detokenizer, chat_template, chat_tokens, detokenize, tokenize
 from libsym.calls.usage import Usage, getpid, getrusage
@@ -282,6 +283,7 @@ __all__ = [
     "daemon_stat",
     "decode",
     "detokenize",
+    "fleet_machines",
     "fleet_place",
     "generate",
     "generate_n",

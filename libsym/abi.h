@@ -110,6 +110,7 @@ enum sym_op {
     SYM_KV_PRESSURE = 48,
     SYM_KV_FETCH = 49,
     SYM_FLEET_PLACE = 50,
+    SYM_FLEET_MACHINES = 51,
 };
 
 enum sym_flag {

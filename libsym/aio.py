@@ -88,6 +88,7 @@ __all__ = [
     "daemon_stat",
     "decode",
     "detokenize",
+    "fleet_machines",
     "fleet_place",
     "generate",
     "generate_n",
@@ -166,6 +167,7 @@ def coroutine(call: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 model_info = coroutine(status.model_info)
 daemon_stat = coroutine(status.daemon_stat)
 daemon_check = coroutine(status.daemon_check)
+fleet_machines = coroutine(status.fleet_machines)
 fleet_place = coroutine(status.fleet_place)
 
 kv_create = coroutine(files.kv_create)

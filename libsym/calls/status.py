@@ -65,6 +65,21 @@ def fleet_place(*paths: Path, begins: bool = False) -> Script[dict[str, Any]]:
     return (yield from _object(Op.FLEET_PLACE, FLEET_BEGIN if begins else 0, payload))
 
 
+@system_call
+def fleet_machines(change: str = "", machine: str = "") -> Script[dict[str, Any]]:
+    """Return the machines of the fleet, and what each of them holds. `symphony fleet status` shows the result.
+
+    `change`: first change the state of `machine`, which is by default the machine of the daemon: `drain`, `return`,
+    `leave`, or `lose`, which is a `leave` that loses files. Only root and the daemon's own user may do this.
+
+    >>> sym.fleet_machines()
+    Traceback (most recent call last):
+      ...
+    libsym.errors.NotFound: this daemon is in no fleet: see `etcd` in symphony.toml(5)
+    """
+    return (yield from _object(Op.FLEET_MACHINES, payload=json.dumps([change, machine]).encode()))
+
+
 def _object(op: Op, flags: int = 0, payload: bytes = b"") -> Script[dict[str, Any]]:
     reply = yield Call(op, flags=flags, payload=payload)
     found: dict[str, Any] = parse(reply.payload)

@@ -1,4 +1,4 @@
-"""kv_fetch and fleet_place: a program copies a file of another daemon, or asks where a program should run."""
+"""kv_fetch, fleet_place and fleet_machines: a program copies a file of another daemon, or asks about the fleet."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from libsym.abi import FLEET_BEGIN, Op
 from libsym.errors import Invalid, NotFound
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
-from scheduler.operations.operation import Operation, Table
+from scheduler.operations.operation import Operation, Table, require_operator
 from scheduler.wire.payloads import json_of, mode_of
 from scheduler.wire.replies import Reply, json_reply
 
+NO_FLEET = "this daemon is in no fleet: see `etcd` in symphony.toml(5)"
+CHANGES = ("", "drain", "return", "leave", "lose")
+"""Changes of the state of a machine. `lose` is a `leave` that loses what only this machine has."""
 MAX_FILES = 64
 """Maximum number of files of a question."""
 
@@ -30,6 +33,10 @@ class Others(Protocol):
         """Return the machine for a program that uses these files, and why."""
         ...
 
+    async def machines(self, change: str, machine: str) -> dict[str, Any]:
+        """Change the state of a machine, unless `change` is empty. Return all machines, and what they hold."""
+        ...
+
 
 class _NoPeers:
     async def fetch(self, _creds: Credentials, peer: str, path: str, _new_path: str | None, _mode: int) -> OpenKv:
@@ -37,14 +44,17 @@ class _NoPeers:
 
     async def place(self, _creds: Credentials, _paths: Sequence[str], *, begins: bool) -> dict[str, Any]:
         del begins
-        raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
+        raise NotFound(NO_FLEET)
+
+    async def machines(self, _change: str, _machine: str) -> dict[str, Any]:
+        raise NotFound(NO_FLEET)
 
 
 NO_PEERS = _NoPeers()
 
 
 class Fetching:
-    """Answers KV_FETCH and FLEET_PLACE."""
+    """Answers KV_FETCH, FLEET_PLACE and FLEET_MACHINES."""
 
     def __init__(self, peers: Others) -> None:
         self._peers = peers
@@ -53,6 +63,7 @@ class Fetching:
         return {
             Op.KV_FETCH: Operation(self._fetch, max_waiting=MAX_LATER, opens=True),
             Op.FLEET_PLACE: Operation(self._place, max_waiting=MAX_LATER),
+            Op.FLEET_MACHINES: Operation(self._machines, max_waiting=MAX_LATER),
         }
 
     def _fetch(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
@@ -67,6 +78,17 @@ class Fetching:
         if not isinstance(paths, list) or not all(isinstance(each, str) for each in paths):
             raise Invalid("FLEET_PLACE takes a list of paths")
         return self._placed(call.lip, paths, bool(call.request.flags & FLEET_BEGIN))
+
+    def _machines(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
+        match json_of(call.request, call.request.payload, max_texts=2, max_other_bytes=64):
+            case [str(change), str(machine)] if change in CHANGES:
+                if change:
+                    require_operator(call, "change the state of a machine")
+                return self._changed(change, machine)
+        raise Invalid(f"FLEET_MACHINES takes one of {', '.join(map(repr, CHANGES))}, and the name of a machine")
+
+    async def _changed(self, change: str, machine: str) -> Reply:
+        return json_reply(await self._peers.machines(change, machine))
 
     async def _placed(self, lip: Lip, paths: list[str], begins: bool) -> Reply:
         return json_reply(await self._peers.place(lip.credentials, paths, begins=begins))

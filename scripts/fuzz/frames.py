@@ -163,6 +163,7 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_MERGE, 0, 0, (0o600, 2), i64(1, 1), rare),
         (Op.KV_FETCH, 0, 0, (0o600,), json.dumps(["east", "evil.kv", None]).encode(), rare),
         (Op.FLEET_PLACE, abi.FLEET_BEGIN, 0, (), json.dumps(["evil.kv"]).encode(), rare),
+        (Op.FLEET_MACHINES, 0, 0, (), json.dumps(["leave", "evil"]).encode(), rare),
         (Op.KV_LOCK, abi.LOCK_NOWAIT, 1, (), b"", often),
         (Op.KV_LOCK, 0, 1, (), b"", rare),
         (Op.KV_UNLOCK, 0, 1, (), b"", often),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import libsym
 from libsym.channel.socket_path import find_socket
@@ -85,8 +86,11 @@ def _has_left(machine: str, args: argparse.Namespace) -> bool:
 
 def _machine(args: argparse.Namespace) -> tuple[str, str]:
     """Return the machine for the program, and this machine."""
-    here = _here(args)
+    fleet = _fleet(args)
+    here = str(fleet["machine"])
     if args.on is not None:
+        if args.on in fleet.get("drained", ()):
+            raise Invalid(f"{args.on} is drained: it gets no more programs")
         return args.on, here
     connect(args)
     mount = libsym.daemon_stat()["mount"]
@@ -96,14 +100,14 @@ def _machine(args: argparse.Namespace) -> tuple[str, str]:
     return found["machine"], here
 
 
-def _here(args: argparse.Namespace) -> str:
-    """Return the name of this machine. NotFound: it is in no fleet."""
+def _fleet(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the machines of the fleet. NotFound: this machine is in no fleet."""
     connect(args)
     fleet = libsym.daemon_stat().get("fleet")
     libsym.close()
     if fleet is None:
         raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
-    return str(fleet["machine"])
+    return dict(fleet)
 
 
 def _run_request(args: argparse.Namespace, ident: str) -> Request:
@@ -138,7 +142,7 @@ def _content(file: Path) -> bytes:
 
 def ps_in_fleet(args: argparse.Namespace, socket: Path | None) -> int:
     """List the programs on all machines of the fleet. Return 1 if a machine does not answer."""
-    here = _here(args)
+    here = str(_fleet(args)["machine"])
     daemon = socket or find_socket()
     found, missing = listing.rows(commands.places_of(daemon), str(daemon), ended=args.all)
     rows, failures = [{**each, "machine": here} for each in found], [] if missing is None else [str(missing)]

@@ -1,15 +1,22 @@
-"""`symphony fleet keys | fetch | status | place | up | join`: daemons on several machines."""
+"""`symphony fleet keys | fetch | status | drain | leave | place | up | join`: daemons on several machines."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
+from socket import create_connection
+from typing import Any
 
 import libsym
-from libsym.errors import NotFound
+from libsym.errors import Invalid, NotFound
 from symphony.commands.options import Commands, add_json, add_socket, connect, on_mount
-from symphony.views.fleet import fleet_lines, place_lines
+from symphony.settings.kinds import address
+from symphony.views.fleet import fleet_lines, holding_text, place_lines
+
+LOOK_S = 1.0
+"""Time between two looks at what is left of a drain, and that Ray gets to take a connection."""
 
 
 def add_fleet(commands: Commands) -> None:
@@ -38,6 +45,15 @@ def add_fleet(commands: Commands) -> None:
     add_socket(status)
     add_json(status)
     status.set_defaults(action=_status)
+
+    drain = parts.add_parser("drain", help="give a machine no more programs and copies, and wait until it can go")
+    leave = parts.add_parser("leave", help="take a machine out of the fleet after its drain")
+    for each, action in ((drain, _drain), (leave, _leave)):
+        add_socket(each)
+        each.add_argument("machine", metavar="MACHINE", nargs="?", default="", help="default: this machine")
+        each.set_defaults(action=action)
+    drain.add_argument("--cancel", action="store_true", help="end the drain: the machine stays")
+    leave.add_argument("--force", action="store_true", help="lose what no other machine has")
 
     place = parts.add_parser("place", help="say on which machine a program should run, and why")
     add_socket(place)
@@ -70,10 +86,54 @@ def _fetch(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     connect(args)
-    fleet = libsym.daemon_stat().get("fleet")  # a daemon of an earlier release reports no fleet
-    if fleet is None:
-        raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
+    fleet = {**libsym.fleet_machines(), "ray": _ray()}
     print(json.dumps(fleet, indent=2) if args.json else "\n".join(fleet_lines(fleet)))
+    return 0
+
+
+def _ray() -> dict[str, Any] | None:
+    """Return the address of this user's Ray cluster, and its trouble. None: this machine is in none."""
+    from symphony.fleet.cluster import Cluster  # noqa: PLC0415 - only fleets need it
+
+    try:
+        where = Cluster.of_user().address.read_text()
+        with create_connection(address(where), LOOK_S):
+            return {"address": where, "trouble": ""}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return {"address": where, "trouble": f"does not answer ({error})"}
+
+
+def _drain(args: argparse.Namespace) -> int:
+    connect(args)
+    fleet, shown = libsym.fleet_machines("return" if args.cancel else "drain", args.machine), ""
+    machine = args.machine or fleet["machine"]
+    while machine in fleet["drained"]:
+        held, trouble = fleet["holdings"].get(machine), fleet["names_trouble"]
+        text = f"nobody knows what {machine} has: {trouble}" if trouble else holding_text(machine, held)
+        if text != shown:
+            print(text, flush=True)
+        if held is None and not trouble:
+            return 0
+        shown = text
+        time.sleep(LOOK_S)
+        fleet = libsym.fleet_machines()
+    if not args.cancel:
+        raise Invalid(f"somebody has ended the drain of {machine}")
+    return 0
+
+
+def _leave(args: argparse.Namespace) -> int:
+    connect(args)
+    fleet = libsym.fleet_machines("lose" if args.force else "leave", args.machine)
+    machine = args.machine or fleet["machine"]
+    if held := fleet["holdings"].get(machine):
+        for path in held["paths"]:
+            print(f"lost: {path}")
+        if (num_more := held["alone"] + held["writing"] - len(held["paths"])) > 0:
+            print(f"lost: {num_more} more")
+    print(f"{machine} has left the fleet {fleet['name']}")
     return 0
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import trio
 
 from kvfs.fs import FileSystem
-from libsym.errors import Invalid, NotSupported, SymError
-from scheduler.operations.fetching import NO_PEERS
-from scheduler.status.metrics import Metric, gauge
+from libsym.errors import Invalid, NotFound, NotSupported, SymError
+from scheduler.operations.fetching import NO_FLEET, NO_PEERS
+from scheduler.status.metrics import Metric, counter, gauge
 from symphony.daemon.alone import Alone
 from symphony.fleet.client import NO_CACHE, Peers
+from symphony.fleet.draining import Holding
 from symphony.fleet.etcd import Etcd
 from symphony.fleet.link import Copy, contexts, require_name
 from symphony.fleet.membership import Load, Machine, Membership
@@ -72,7 +73,7 @@ class Peering(Alone):
             versions = Versions(fs, self._peers, self._membership, config.copies)
             self._names, keep = FleetNames(fs, etcd, config.fleet, self._membership, versions), versions.keep
             placer = Placer(fs, etcd, config.fleet, self._membership, self._names.root, self._peers)
-        self.others = _Others(self._peers, placer)
+        self.others = _Others(self, self._peers, placer)
         if config.peer_listen is not None:
             self._server = PeerServer(fs, for_server, _bound(config.peer_listen), catch_up, keep)
 
@@ -86,15 +87,42 @@ class Peering(Alone):
         names = {"names": self._names.num_names, "names_trouble": self._names.trouble}
         return {**self._membership.info(), **names, "store": None if self._store is None else self._store.info()}
 
+    async def machines(self, change: str, machine: str) -> dict[str, Any]:
+        """Change the state of a machine, unless `change` is empty. Return the fleet, with what the machines hold."""
+        if self._names is None:
+            raise NotFound(NO_FLEET)
+        await self._names.draining.change(change, machine)
+        return {**(self.fleet() or {}), **self._names.draining.info()}
+
     def metrics(self) -> list[Metric]:
+        pages = self.info()
+        found = [
+            counter("symphony_peer_pages_received_total", "Pages that peers have sent.", pages["pages_received"]),
+            counter("symphony_peer_pages_sent_total", "Pages that were sent to peers.", pages["pages_sent"]),
+        ]
         fleet = self.fleet()
-        if fleet is None:
-            return []
-        return [
+        if fleet is None or self._names is None or self._membership is None:
+            return found
+        draining, me = self._names.draining, self._membership.name
+        held = draining.holdings.get(me, Holding())
+        found += [
             gauge("symphony_fleet_machines", "Machines of the fleet that etcd listed last.", len(fleet["machines"])),
             gauge("symphony_fleet_connected", "1 when etcd answers and lists this daemon.", int(not fleet["trouble"])),
             gauge("symphony_fleet_names", "Files and directories below /fleet of the mount.", fleet["names"]),
+            gauge("symphony_fleet_follows", "1 when changes of names arrive.", int(not fleet["names_trouble"])),
+            gauge("symphony_fleet_drained", "1 when this machine is drained.", int(me in fleet["drained"])),
+            gauge("symphony_fleet_versions", "Versions that this machine has, at the last count.", held.versions),
+            gauge("symphony_fleet_writing", "Files that this machine writes, at the last count.", held.writing),
+            gauge("symphony_fleet_copies_missing", "Copies that were missing at the last count.", draining.num_missing),
         ]
+        if (store := fleet["store"]) is not None:
+            answers = int(not store["trouble"])
+            found += [
+                gauge("symphony_fleet_store_answers", "1 when the store of pages answers.", answers),
+                counter("symphony_fleet_store_got_total", "Pages that came from the store.", store["pages_got"]),
+                counter("symphony_fleet_store_put_total", "Pages that were put into the store.", store["pages_put"]),
+            ]
+        return found
 
     async def join(self) -> None:
         if self._membership is not None:
@@ -119,8 +147,8 @@ class Peering(Alone):
 class _Others:
     """The other daemons, as calls of programs use them. Satisfies `Others`."""
 
-    def __init__(self, peers: Peers, placer: Placer | None) -> None:
-        self.fetch = peers.fetch
+    def __init__(self, peering: Peering, peers: Peers, placer: Placer | None) -> None:
+        self.fetch, self.machines = peers.fetch, peering.machines
         self.place = NO_PEERS.place if placer is None else placer.place
 
 

@@ -192,7 +192,7 @@ class Contents:
             if draft is not None:
                 self._versions.drop(item.ident, draft.tag)
             draft = item.draft = await self._versions.make(item.ident, item.inode)
-        await self._versions.spread(draft)
+        await self._versions.spread(draft, self._versions.count)
         return draft
 
     async def _replace_record(self, item: Item, record: NameRecord, right: int) -> None:

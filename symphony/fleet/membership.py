@@ -2,6 +2,8 @@
 
 Each daemon keeps a record `symphony/FLEET/machines/NAME` under a lease. Every few seconds the daemon renews the lease
 and reads the records of all machines. A daemon that ends, or is cut off from etcd, disappears with its lease.
+
+A record `symphony/FLEET/machines/NAME/drain` says that a machine is drained: programs and copies go to other machines.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, TypeVar
 import trio
 
 from libsym.errors import Exists, SymError, TimedOut
-from symphony.fleet.etcd import Etcd, Record
+from symphony.fleet.etcd import Etcd, Record, putting, removing
 from symphony.settings.kinds import MACHINE_NAME, address
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ RENEW_S, RETRY_S = 3.0, 1.0
 JOIN_S, REVOKE_S = 6.0, 1.0
 """Time that a daemon gives etcd at its start, more than one request takes, and at its end."""
 NUM_WORKERS = 2
+DRAIN = "/drain"
+HAS_LEFT = "this machine has left the fleet; a restart of the daemon brings it back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,10 @@ class Membership:
         """`mine`: function that returns the facts of this daemon. A daemon without an address gets no record."""
         self.addresses: dict[str, tuple[str, int]] = {}
         """Addresses of the other machines, by name."""
+        self.drained = frozenset[str]()
+        """Machines that get no programs and no copies."""
+        self.has_left = False
+        """Whether this machine is in the list no more, as its operator wants."""
         self._name = name
         self._machines: dict[str, Machine] = {}
         self._etcd = etcd
@@ -125,7 +133,7 @@ class Membership:
         self._lease_ends_s = 0.0
         """Time until which the lease is surely there."""
         self._trouble = ""
-        self._workers = trio.CapacityLimiter(NUM_WORKERS)
+        self._round, self._workers = trio.Lock(), trio.CapacityLimiter(NUM_WORKERS)
 
     @property
     def name(self) -> str:
@@ -135,7 +143,7 @@ class Membership:
     def lease(self) -> int:
         """Lease of this machine. 0: etcd does not list it, or the lease may have ended meanwhile."""
         is_sure = self._name in self._machines and trio.current_time() < self._lease_ends_s
-        return self._lease if is_sure else 0
+        return self._lease if is_sure and not self.has_left else 0
 
     @property
     def serves(self) -> bool:
@@ -147,15 +155,20 @@ class Membership:
         """The machines that etcd lists."""
         return [*self._machines]
 
+    def staying(self, identity: Mapping[str, str]) -> set[str]:
+        """Return the machines that etcd lists, compute with this model, and are not drained."""
+        return {name for name, each in self._machines.items() if each.identity == identity and name not in self.drained}
+
     def machines(self) -> dict[str, Machine]:
         """Return the machines by name, as etcd listed them last. This machine is one of them, and as it is now."""
         return {**self._machines, self._name: self._mine()}
 
     def others(self) -> list[str]:
-        """Return the other machines that compute with the same model. Those with much free memory are first."""
-        mine = self._mine()
-        like = {name: each for name, each in self._machines.items() if mine.identity == each.identity}
-        return sorted(like.keys() - {self._name}, key=lambda name: (-like[name].free_bytes, name))
+        """Return the other machines that compute with the same model, and are not drained. Those with much free memory
+        are first.
+        """
+        like = self.staying(self._mine().identity) - {self._name}
+        return sorted(like, key=lambda name: (-self._machines[name].free_bytes, name))
 
     def info(self) -> dict[str, Any]:
         """Return the facts that `symphony fleet status` shows."""
@@ -164,7 +177,8 @@ class Membership:
             "name": self._fleet,
             "machine": self._name,
             "etcd": self._etcd.urls,
-            "trouble": self._trouble,
+            "trouble": self._trouble or (HAS_LEFT if self.has_left else ""),
+            "drained": sorted(self.drained),
             "machines": {
                 name: {**asdict(each), "differs": each.differences(mine)}
                 for name, each in sorted(self._machines.items())
@@ -199,15 +213,32 @@ class Membership:
                 except SymError as error:
                     self._fails(error)
         finally:
-            if self._lease:
-                with trio.move_on_after(REVOKE_S, shield=True), suppress(SymError):  # the lease ends by itself, later
-                    await self._in_worker(self._etcd.revoke, self._lease)
+            with trio.move_on_after(REVOKE_S, shield=True), suppress(SymError):  # the lease ends by itself, later
+                await self._end_lease()
             self._etcd.close()
+
+    async def leave(self) -> None:
+        """Leave the fleet until the daemon starts again. The caller has set `has_left`."""
+        async with self._round:
+            await self._end_lease()
+        await self._renew()
+
+    async def drain(self, machine: str, *, is_on: bool) -> None:
+        """Say to all machines that one is drained, or that it is not any more."""
+        key = self._prefix + machine + DRAIN
+        await self._in_worker(self._etcd.commit, [], [putting(key, b"") if is_on else removing(key)])
+        await self._renew()
+
+    async def _end_lease(self) -> None:
+        if self._lease:
+            lease, self._lease = self._lease, 0
+            await self._in_worker(self._etcd.revoke, lease)
 
     async def _renew(self) -> None:
         """Read the records of all machines. Register if the own record is not there, else renew its lease."""
-        if not await self._reads_and_registers() and not await self._reads_and_registers():
-            raise SymError(f"another daemon writes the record of {self._name}", errno.EAGAIN)
+        async with self._round:
+            if not await self._reads_and_registers() and not await self._reads_and_registers():
+                raise SymError(f"another daemon writes the record of {self._name}", errno.EAGAIN)
         if self._trouble:
             log.info("fleet %s: etcd answers", self._fleet)
             self._trouble = ""
@@ -215,23 +246,27 @@ class Membership:
     async def _reads_and_registers(self) -> bool:
         """Return False if the own record has changed after it was read."""
         mine = self._mine()
-        self._machines, record = await self._in_worker(self._read)
+        self._machines, self.drained, record = await self._in_worker(self._read)
         self.addresses.clear()
         self.addresses.update(
             (name, address(each.address)) for name, each in self._machines.items() if name != self._name
         )
-        if mine.address:
+        if mine.address and not self.has_left:
             if not await self._register(mine, record):
                 return False
             self._machines[self._name] = mine
         return True
 
-    def _read(self) -> tuple[dict[str, Machine], Record | None]:
-        """Return the machines, and the record of this daemon. A worker calls this: there may be many records."""
+    def _read(self) -> tuple[dict[str, Machine], frozenset[str], Record | None]:
+        """Return the machines, those that are drained, and the record of this daemon. A worker calls this: there may be
+        many records.
+        """
         records = {each.key.removeprefix(self._prefix): each for each in self._etcd.read(self._prefix)}
         found = ((name, machine_of(each)) for name, each in records.items() if MACHINE_NAME.fullmatch(name))
         machines = ((name, each) for name, each in found if each is not None)
-        return dict(islice(machines, MAX_MACHINES)), records.get(self._name)
+        drained = (name.removesuffix(DRAIN) for name in records if name.endswith(DRAIN))
+        marked = frozenset(name for name in drained if MACHINE_NAME.fullmatch(name))
+        return dict(islice(machines, MAX_MACHINES)), marked, records.get(self._name)
 
     async def _register(self, mine: Machine, record: Record | None) -> bool:
         """Keep the record of this daemon. `record`: the present record of that name. Return False if it is not that any

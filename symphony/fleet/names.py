@@ -22,6 +22,7 @@ from kvfs.names.content import Elsewhere
 from kvfs.names.inode import Inode, shown
 from libsym.errors import Invalid, NotSupported
 from symphony.fleet.contents import Contents
+from symphony.fleet.draining import Draining
 from symphony.fleet.etcd import Etcd, has_revision, has_value, is_empty, is_there, putting, removing
 from symphony.fleet.following import Follower, OwnChange
 from symphony.fleet.membership import Membership
@@ -70,7 +71,11 @@ class FleetNames:
         )
         self._follower = Follower(etcd, self._keys, membership.name, mirror)
         self._contents = Contents(fs, self._keys, mirror, self._follower, membership, versions)
-        self._upkeep = Upkeep(self._keys, mirror, self._follower, membership, versions)
+        tree = fs.volume.tree
+        self.draining = Draining(
+            self._keys, mirror, self._follower, membership, versions.count, lambda item: str(tree.path_of(item.inode))
+        )
+        self._upkeep = Upkeep(self._keys, mirror, self._follower, membership, versions, self.draining)
         self.root, self.local = mirror.root, mirror.local
         fs.volume.tree.agreement = self
 

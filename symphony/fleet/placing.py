@@ -168,6 +168,8 @@ class Placer:
         def refusal(name: str, machine: Machine) -> str:
             if files.only_here and name != self._membership.name:
                 return f"{files.only_here[0]} is a file of {self._membership.name} alone"
+            if name in self._membership.drained:
+                return "it is drained"
             if machine.load is None:
                 return "its daemon is of an earlier release"
             return "" if all(each == machine.identity for each in identities) else "another model"

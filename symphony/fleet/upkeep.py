@@ -9,8 +9,10 @@ from dataclasses import replace
 import trio
 
 from libsym.errors import SymError
+from symphony.fleet.draining import A_TURN, Draining
 from symphony.fleet.etcd import has_revision, putting
 from symphony.fleet.following import Follower
+from symphony.fleet.link import Copy
 from symphony.fleet.membership import Membership
 from symphony.fleet.mirror import Item, Mirror
 from symphony.fleet.records import Keys
@@ -18,8 +20,8 @@ from symphony.fleet.versions import Draft, Versions
 
 log = logging.getLogger(__name__)
 
-ROUND_S, A_TURN = 60.0, 64
-"""Time between two rounds, and number of files before other tasks may run."""
+ROUND_S, DRAIN_S = 60.0, 1.0
+"""Time between two rounds, and between two looks for versions of machines that are drained."""
 ABSENT_S = 300.0
 """Time after which a machine that etcd does not list is taken for lost."""
 
@@ -28,9 +30,15 @@ class Upkeep:
     """The upkeep that this machine does."""
 
     def __init__(
-        self, keys: Keys, mirror: Mirror, follower: Follower, membership: Membership, versions: Versions
+        self,
+        keys: Keys,
+        mirror: Mirror,
+        follower: Follower,
+        membership: Membership,
+        versions: Versions,
+        draining: Draining,
     ) -> None:
-        self._keys, self._mirror, self._follower = keys, mirror, follower
+        self._keys, self._mirror, self._follower, self._draining = keys, mirror, follower, draining
         self._membership, self._versions = membership, versions
         self._present_s = dict[str, float]()
         """The times at which machines were last listed."""
@@ -38,12 +46,17 @@ class Upkeep:
 
     async def run(self) -> None:
         """Do the upkeep for ever. Without etcd, nothing is known for sure, so a round waits."""
-        self._began_s = trio.current_time()
+        self._began_s = round_s = trio.current_time()
         while True:
-            await trio.sleep(ROUND_S)
+            await trio.sleep(min(ROUND_S, DRAIN_S))
             if not self._follower.trouble and self._membership.lease:
-                await self._collect()
-                await self._copy_again()
+                is_round = trio.current_time() - round_s >= ROUND_S
+                if is_round:
+                    round_s = trio.current_time()
+                    await self._collect()
+                    await self._draining.count()
+                if is_round or self._membership.drained:
+                    await self._copy_again()
 
     async def _collect(self) -> None:
         """Remove versions that no record names. Versions of another fleet stay: they may be all that is left of it."""
@@ -56,28 +69,44 @@ class Upkeep:
                 await trio.lowlevel.checkpoint()
 
     async def _copy_again(self) -> None:
-        """Make copies of the versions that have too few since a machine was lost. The first machine that has a version
-        makes them.
+        """Make copies of the versions that have too few, since a machine was lost or is drained, and take drained
+        machines out of the records. The first machine that has a version does so. If none has it, a machine does that
+        has fetched it.
         """
+        drained = self._membership.drained
         self._present_s.update(dict.fromkeys(self._membership.present, trio.current_time()))
         for place, item in enumerate(tuple(self._mirror.by_ident.values())):
-            there = [each for each in item.record.machines if not self._is_lost(each)]
-            if there[:1] == [self._membership.name] and len(there) < min(self._versions.count, self._num_possible()):
-                await self._copy(item, there)
+            record = item.record
+            there = [each for each in record.machines if not self._is_lost(each)]
+            staying = [each for each in there if each not in drained]
+            count = min(self._versions.count, self._num_possible())
+            is_mine = (staying + there)[:1] == [self._membership.name]
+            if (
+                (len(staying) < count or (count and drained & {*record.machines}))
+                and record.size
+                and (is_mine or (not there and self._versions.is_here(item.ident, record.tag)))
+            ):
+                await self._copy(item, staying, count)
             if place % A_TURN == A_TURN - 1:
                 await trio.lowlevel.checkpoint()
 
     def _is_lost(self, machine: str) -> bool:
+        if machine in self._membership.drained and machine not in self._membership.present:
+            return True
         return trio.current_time() - self._present_s.get(machine, self._began_s) > ABSENT_S
 
     def _num_possible(self) -> int:
-        return 1 + len(self._membership.others())
+        return len({*self._membership.others(), self._membership.name} - self._membership.drained)
 
-    async def _copy(self, item: Item, there: list[str]) -> None:
-        record, revision, key = item.record, item.revision, self._keys.inode(item.ident)
-        draft = Draft(item.ident, record.tag, there)
+    async def _copy(self, item: Item, there: list[str], count: int) -> None:
+        """`there`: machines that stay and have the version. `count`: number of machines that should have it."""
+        record, revision, key, me = item.record, item.revision, self._keys.inode(item.ident), self._membership.name
         try:
-            await self._versions.spread(draft)
+            if me not in record.machines:
+                await self._versions.keep(Copy(f"{item.ident}.{record.tag}", me))
+                there = [me]
+            draft = Draft(item.ident, record.tag, there)
+            await self._versions.spread(draft, count)
             change = putting(key, replace(record, machines=tuple(draft.machines)).encoded())
             await self._follower.commit([has_revision(key, revision)], [change])
         except SymError as error:

@@ -72,23 +72,28 @@ class Versions:
             fs.kv_close(version)
         return draft
 
-    async def spread(self, draft: Draft) -> None:
-        """Have other machines copy a version, until enough machines have it on disk. EIO: there are too few."""
+    async def spread(self, draft: Draft, count: int) -> None:
+        """Have other machines copy a version, until `count` machines have it on disk. EIO: there are too few. Machines
+        that are drained do not count.
+        """
         until_s, failures = trio.current_time() + PATIENCE_S, dict[str, str]()
+
+        def num_there() -> int:
+            return len({*draft.machines} - self._membership.drained)
+
         while True:
             for machine in self._membership.others():
-                if len(draft.machines) < self.count and machine not in draft.machines:
+                if num_there() < count and machine not in draft.machines:
                     try:
                         await self._copy(machine, draft)
                         draft.machines.append(machine)
                     except SymError as error:
                         failures[machine] = f"; {error}"
-            num_there = len(draft.machines)
-            if num_there >= self.count:
+            if num_there() >= count:
                 return
             if trio.current_time() > until_s:
                 why = "".join(each for name, each in failures.items() if name not in draft.machines)
-                raise SymError(f"only {num_there} of {self.count} machines (`copies`) have it on disk{why}", errno.EIO)
+                raise SymError(f"only {num_there()} of {count} machines (`copies`) have it on disk{why}", errno.EIO)
             await trio.sleep(PAUSE_S)
 
     async def _copy(self, machine: str, draft: Draft) -> None:
@@ -140,6 +145,12 @@ class Versions:
                 except SymError as error:
                     failures.append(str(error))
         raise SymError(f"no machine that has it can send it: {'; '.join(failures) or 'it is lost here'}", errno.EIO)
+
+    def is_here(self, ident: str, tag: str) -> bool:
+        with suppress(NotFound):
+            self._fs.find(AS_ROOT, _path(ident, tag))
+            return True
+        return False
 
     def drop(self, ident: str, tag: str) -> None:
         """Remove a version from this machine."""

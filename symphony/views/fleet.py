@@ -11,20 +11,40 @@ from symphony.views.reports import human_bytes
 
 
 def fleet_lines(fleet: dict[str, Any]) -> list[str]:
-    """Return the state of etcd, and a table of the machines. IDENTITY: facts that differ from those of this machine."""
-    state = fleet["trouble"] or f"etcd answers at {fleet['etcd'][0]}"
-    rows = [("MACHINE", "ADDRESS", "MODEL", "IDENTITY", "FREE", "SINCE")]
-    for name, machine in fleet["machines"].items():
+    """Return the state of etcd, the names, the store and Ray, and a table of the machines. IDENTITY: facts that differ
+    from those of this machine. HOLDS, ALONE, WRITES: see `symphony.fleet.draining.Holding`.
+    """
+    etcd = fleet["trouble"] or f"etcd answers at {fleet['etcd'][0]}"
+    rows = [("MACHINE", "STATE", "ADDRESS", "MODEL", "IDENTITY", "FREE", "HOLDS", "ALONE", "WRITES", "SINCE")]
+    machines, drained, holdings = fleet["machines"], fleet["drained"], fleet["holdings"]
+    for name in sorted({*machines, *drained, *holdings}):
         here = "*" if name == fleet["machine"] else ""
+        state = ", ".join(["drained"] * (name in drained) + ["away"] * (name not in machines)) or "serves"
+        held = holdings.get(name, {})
+        counts = tuple(str(held.get(each, 0)) for each in ("versions", "alone", "writing"))
+        machine = machines.get(name)
+        if machine is None:
+            rows.append((name + here, state, "-", "-", "-", "-", *counts, "-"))
+            continue
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(machine["since_s"]))
         differs = f"other {', '.join(machine['differs'])}" if machine["differs"] else "same"
         free = human_bytes(machine["free_bytes"])
-        rows.append((name + here, machine["address"], machine["model"], differs, free, since))
-    head = f"fleet {fleet['name']}, this machine is {fleet['machine']}: {state}"
+        rows.append((name + here, state, machine["address"], machine["model"], differs, free, *counts, since))
+    head = f"fleet {fleet['name']}, this machine is {fleet['machine']}: {etcd}"
     arrive = fleet["names_trouble"] or "changes of the other machines arrive"
-    names = f"/fleet has {fleet['names']} names, {arrive}"
+    names = f"/fleet has {fleet['names']} names, {arrive}; {fleet['copies_missing']} copies are missing"
     store = fleet.get("store")  # None: none is set, or an older daemon reports none
-    return [head, *_columns(rows), names, *([_store_line(store)] if store else [])]
+    ray = fleet.get("ray")
+    others = [f"Ray of yours at {ray['address']}: {ray['trouble'] or 'it takes connections'}"] if ray else []
+    return [head, *_columns(rows), names, *([_store_line(store)] if store else []), *others]
+
+
+def holding_text(machine: str, held: dict[str, Any] | None) -> str:
+    """Say what a machine that is drained has still. None: nothing."""
+    if held is None:
+        return f"{machine} can go: the fleet needs none of its files"
+    stuck = f", {held['stuck']} of which no listed machine can copy" if held["stuck"] else ""
+    return f"{machine} has {held['versions']} versions{stuck}, and writes {held['writing']} files"
 
 
 def _store_line(store: dict[str, Any]) -> str:

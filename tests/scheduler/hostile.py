@@ -154,6 +154,8 @@ def calls_of_files(kv: sym.KV) -> None:
         sym.kv_fetch("east", "merged.kv", "fetched.kv")
     with suppress(sym.NotFound):
         sym.fleet_place("merged.kv")
+    with suppress(sym.NotFound):
+        sym.fleet_machines("drain", "east")
     sym.kv_advise(kv, sym.PIN(1.0), sym.PRIORITY(3), sym.UNPIN)
     sym.kv_advise("fork.kv", sym.TTL(100.0), sym.WILLNEED)
     sym.kv_mkdir("made")

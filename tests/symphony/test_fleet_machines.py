@@ -34,9 +34,12 @@ def test_machines_find_each_other_in_etcd_and_fetch_files(fleet):
     lines = west.symphony("fleet", "status").stdout.splitlines()
     assert lines[0] == f"fleet default, this machine is west: etcd answers at {fleet.etcd.url}"
     assert [line.split()[0] for line in lines[1:]] == ["MACHINE", "east", "west*", "/fleet"]
-    assert lines[2].split()[2:4] == ["tiny", "same"]
+    assert lines[2].split()[1] == "serves"
+    assert lines[2].split()[3:5] == ["tiny", "same"]
     metrics = (west.mount / ".symphony" / "metrics").read_text().splitlines()
-    assert {"symphony_fleet_machines 2", "symphony_fleet_connected 1"} <= set(metrics)
+    assert {"symphony_fleet_machines 2", "symphony_fleet_connected 1", "symphony_peer_pages_received_total 14"} <= {
+        *metrics
+    }
     assert "fleet    default: 2 machines, etcd answers" in west.symphony("stat").stdout
     assert east.stop() == 0
     eventually(lambda: list(machines(west)) == ["west"])
@@ -80,6 +83,35 @@ def test_a_daemon_goes_on_while_etcd_is_gone_and_is_back_in_the_fleet_afterwards
     assert west.stop() == 0
     for once in ("fleet default: etcd does not answer", "changes of names do not arrive: etcd does not answer"):
         assert west.log.read_text().count(once) == 1
+
+
+def test_a_machine_is_drained_and_leaves_by_commands(fleet):
+    east, west = fleet.start("east"), fleet.start("west")
+    east.run("f = sym.kv_create('fleet/a.kv'); f.write(list(range(10, 250))); sym.kv_sync(f)")
+    eventually(lambda: " 1      1      0 " in west.symphony("fleet", "status").stdout.splitlines()[2])
+    drained = west.symphony("fleet", "drain", "east").stdout.splitlines()
+    assert drained[0] == "east has 1 versions, and writes 0 files"
+    assert drained[-1] == "east can go: the fleet needs none of its files"
+    assert "drained" in west.symphony("fleet", "status").stdout
+    refused = json.loads(west.symphony("fleet", "place", "--json").stdout)["machines"]["east"]["refusal"]
+    assert refused == "it is drained"
+    refused = west.symphony("run", "--on", "east", "ask", "x", check=False)
+    assert refused.stderr.splitlines()[-1] == "symphony: east is drained: it gets no more programs"
+    refused = west.symphony("fleet", "leave", "east", check=False)
+    assert "symphony fleet leave, on east" in refused.stderr
+    assert east.symphony("fleet", "leave").stdout == "east has left the fleet default\n"
+    eventually(lambda: list(machines(west)) == ["west"])
+    assert "has left the fleet" in trouble(east)
+    assert west.run("print(len(sym.kv_open('fleet/a.kv')))") == "240\n"
+    metrics = (west.mount / ".symphony" / "metrics").read_text().splitlines()
+    assert {"symphony_fleet_versions 1", "symphony_fleet_copies_missing 0", "symphony_fleet_drained 0"} <= set(metrics)
+    refused = west.symphony("fleet", "drain", check=False)
+    assert "no other machine stays" in refused.stderr
+    assert (west.stop(), east.stop()) == (0, 0)
+    east = fleet.start("east")
+    assert list(machines(east)) == ["east"]
+    for daemon in (east, west):
+        assert "Traceback" not in daemon.log.read_text()
 
 
 def test_a_daemon_without_a_fleet_says_so(start_daemon):

@@ -56,7 +56,7 @@ def test_shells_and_programs_of_two_machines_use_the_same_files(fleet):
     east.run("f = sym.kv_fork(sym.kv_open('a.kv'), 'fleet/f.kv'); f.write([1, 2]); sym.kv_sync()")
     assert length(west, "fleet/f.kv") == 242
     status = west.symphony("fleet", "status").stdout.splitlines()
-    assert status[-1] == "/fleet has 5 names, changes of the other machines arrive"
+    assert status[-1] == "/fleet has 5 names, changes of the other machines arrive; 0 copies are missing"
     assert shell(west, "rm -r fleet/*; ls -A fleet") == ".versions\n"
     assert shell(east, "ls -A fleet") == ".versions\n"
     eventually(lambda: not shell(east, "ls fleet/.versions") + shell(west, "ls fleet/.versions"))

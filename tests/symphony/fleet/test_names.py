@@ -34,6 +34,7 @@ from libsym.errors import (
     TimedOut,
 )
 from symphony.fleet import upkeep, versions
+from symphony.fleet.draining import Holding
 from symphony.fleet.keys import make_keys
 from symphony.fleet.records import Keys, NameRecord, record_of
 from tests.symphony.etcd import EtcdServer
@@ -647,3 +648,131 @@ def test_machines_that_change_names_at_random_agree(fleet: Fleet, seed: int) -> 
 def _remove(member: Member, path: str) -> None:
     parent, _, name = path.rpartition("/")
     member.tree.rmdir(member.fs.find(ROOT, parent), name.encode())
+
+
+async def holding(member: Member, machine: str) -> dict[str, int]:
+    """What a machine holds, as `symphony fleet status` shows it on another one."""
+    await member.names.draining.change("", "")
+    held = member.names.draining.holdings.get(machine, Holding())
+    return {"versions": held.versions, "alone": held.alone, "stuck": held.stuck, "writing": held.writing}
+
+
+async def can_go(member: Member, machine: str) -> None:
+    with trio.fail_after(20):
+        while any((await holding(member, machine)).values()):
+            await trio.sleep(0.05)
+
+
+NOTHING = {"versions": 0, "alone": 0, "stuck": 0, "writing": 0}
+
+
+@pytest.mark.slow
+def test_a_drained_machine_gives_its_versions_to_others_and_can_leave(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "DRAIN_S", 0.05)
+
+    async def main() -> None:
+        async with fleet(copies=1) as (east, west):
+            file = await east.make("fleet/f.kv", 40)
+            await east.fs.sync(file)
+            assert await holding(west, "east") == {"versions": 1, "alone": 1, "stuck": 0, "writing": 1}
+            refusal = await error_of(east.names.draining.change("leave", ""))
+            assert "east is not drained" in str(refusal)
+            refusal = await error_of(west.names.draining.change("leave", "east"))
+            assert "by a command of its own" in str(refusal)
+            await west.names.draining.change("drain", "east")
+            assert east.membership.others() == ["west"]
+            assert west.membership.others() == []
+            refusal = await error_of(west.names.draining.change("drain", ""))
+            assert "no other machine stays" in str(refusal)
+            with trio.fail_after(20):
+                while (await holding(west, "east"))["versions"]:
+                    await trio.sleep(0.05)
+            assert await holding(west, "east") == {**NOTHING, "writing": 1}, "a program has the file open there"
+            await east.membership._renew()
+            refusal = await error_of(east.names.draining.change("leave", ""))
+            assert isinstance(refusal, Busy)
+            assert "for example /fleet/f.kv" in str(refusal)
+            assert east.membership.lease, "a machine that may not leave goes on"
+            east.machine.append(file, range(5))
+            await east.fs.sync(file)
+            east.fs.kv_close(file)
+            await can_go(west, "east")
+            await east.names.draining.change("leave", "")
+            await west.membership._renew()
+            assert west.membership.present == ["west"]
+            assert not west.membership.drained
+            await east.membership._renew()
+            assert west.membership.present == east.membership.present == ["west"]
+            assert "has left the fleet" in east.membership.info()["trouble"]
+            refusal = await error_of(east.open("fleet/f.kv", write=True))
+            assert isinstance(refusal, TimedOut)
+            assert await west.length("fleet/f.kv") == 45
+            assert (await west.open("fleet/f.kv", write=True)).table.length == 45
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_copies_do_not_come_to_a_drained_machine_until_it_returns(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "PATIENCE_S", 0.6)
+
+    async def main() -> None:
+        async with fleet(copies=2) as (east, west):
+            await east.names.draining.change("drain", "west")
+            file = await east.make("fleet/f.kv", 10)
+            refusal = await error_of(east.fs.sync(file))
+            assert "only 1 of 2 machines" in str(refusal)
+            await west.names.draining.change("return", "")
+            await east.membership._renew()
+            await east.fs.sync(file)
+            east.fs.kv_close(file)
+            await east.names.draining.change("", "")
+            assert east.names.draining.num_missing == 0
+
+    trio.run(main)
+
+
+@pytest.mark.slow
+def test_what_a_dead_machine_had_alone_is_lost_by_force_only_and_fetched_copies_count(
+    fleet: Fleet, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "DRAIN_S", 0.05)
+
+    async def main() -> None:
+        async with fleet(copies=1) as (east, west):
+            for path in ("fleet/read.kv", "fleet/unread.kv"):
+                file = await east.make(path, 40)
+                await east.fs.sync(file)
+                east.fs.kv_close(file)
+            with trio.fail_after(20):
+                while (await holding(west, "east"))["writing"]:
+                    await trio.sleep(0.05)
+            assert await west.length("fleet/read.kv") == 40
+            east.running.cancel()
+            with trio.fail_after(20):
+                while west.membership.present != ["west"]:
+                    await trio.sleep(0.05)
+                    await west.membership._renew()
+            assert await holding(west, "east") == {"versions": 2, "alone": 2, "stuck": 0, "writing": 0}
+            refusal = await error_of(west.names.draining.change("leave", "east"))
+            assert "2 versions that no other machine has" in str(refusal)
+            await west.names.draining.change("drain", "east")
+            with trio.fail_after(20):
+                while (await holding(west, "east"))["versions"] == 2:
+                    await trio.sleep(0.05)
+            assert await west.length("fleet/read.kv") == 40
+            refusal = await error_of(west.names.draining.change("leave", "east"))
+            assert "for example /fleet/unread.kv" in str(refusal)
+            assert "drain it, or lose them by --force" in str(refusal)
+            await west.names.draining.change("lose", "east")
+            assert west.names.draining.holdings["east"].paths == ["/fleet/unread.kv"]
+            assert not west.membership.drained
+            assert west.etcd.get(Keys(name).change("east")) is None
+            refusal = await error_of(west.names.draining.change("leave", "nobody"))
+            assert isinstance(refusal, NotFound)
+
+    trio.run(main)
