@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from symphony.views.reports import human_bytes
+from symphony.views.reports import counted, human_bytes
 
 
 def fleet_lines(fleet: dict[str, Any]) -> list[str]:
@@ -44,7 +44,8 @@ def holding_text(machine: str, held: dict[str, Any] | None) -> str:
     if held is None:
         return f"{machine} can go: the fleet needs none of its files"
     stuck = f", {held['stuck']} of which no listed machine can copy" if held["stuck"] else ""
-    return f"{machine} has {held['versions']} versions{stuck}, and writes {held['writing']} files"
+    versions, files = counted(held["versions"], "version"), counted(held["writing"], "file")
+    return f"{machine} has {versions}{stuck}, and writes {files}"
 
 
 def _store_line(store: dict[str, Any]) -> str:

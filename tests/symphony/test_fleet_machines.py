@@ -90,7 +90,7 @@ def test_a_machine_is_drained_and_leaves_by_commands(fleet):
     east.run("f = sym.kv_create('fleet/a.kv'); f.write(list(range(10, 250))); sym.kv_sync(f)")
     eventually(lambda: " 1      1      0 " in west.symphony("fleet", "status").stdout.splitlines()[2])
     drained = west.symphony("fleet", "drain", "east").stdout.splitlines()
-    assert drained[0] == "east has 1 versions, and writes 0 files"
+    assert drained[0] == "east has 1 version, and writes 0 files"
     assert drained[-1] == "east can go: the fleet needs none of its files"
     assert "drained" in west.symphony("fleet", "status").stdout
     refused = json.loads(west.symphony("fleet", "place", "--json").stdout)["machines"]["east"]["refusal"]

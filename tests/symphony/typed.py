@@ -145,5 +145,5 @@ class Shell:
         self.process.wait()
         self.process.stdout.close()
         self._errors.close()
-        if f" {self.mount} " in Path("/proc/mounts").read_text():
-            subprocess.run(["fusermount3", "-uzq", self.mount], check=False)
+        for mount in re.findall(rf" ({re.escape(str(self.home))}/\S+) ", Path("/proc/mounts").read_text()):
+            subprocess.run(["fusermount3", "-uzq", mount], check=False)

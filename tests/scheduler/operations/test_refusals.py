@@ -111,6 +111,9 @@ REFUSED = [
     (Op.KV_MERGE, 0, (0o600, 2), b"\xff" * 16, errno.EBADF, "handle"),
     (Op.DETOKENIZE, 0, (0, 0), b"abc", errno.EINVAL, "32-bit token ids"),
     (Op.DETOKENIZE, 0, (0, 0), int32(300), errno.EINVAL, "token 300"),
+    (Op.FLEET_MACHINES, 0, (0, 0), b'["stop", "east"]', errno.EINVAL, "takes one of '', 'drain'"),
+    (Op.FLEET_MACHINES, 0, (0, 0), b'["drain", 7]', errno.EINVAL, "the name of a machine"),
+    (Op.FLEET_MACHINES, 0, (0, 0), b'["drain", ""]', errno.ENOENT, "this daemon is in no fleet"),
     (Op.SCRUB, 0, (-1, 0), b"", errno.EINVAL, "-1 bytes a second"),
     (Op.SCRUB, 0, (0, 0), b"", errno.ENOTSUP, "keeps nothing on disk"),
     *(
@@ -132,8 +135,9 @@ def test_what_makes_no_sense_is_refused_in_one_line_and_changes_nothing(bench, r
     assert len(str(error)) > 10
 
 
-@pytest.mark.parametrize("op", [Op.CHECK, Op.SCRUB, Op.TRACE])
+@pytest.mark.parametrize("op", [Op.CHECK, Op.SCRUB, Op.TRACE, Op.FLEET_MACHINES])
 def test_what_is_for_those_who_run_the_daemon_is_refused_to_others(bench, op):
-    error = bench.ask(Request(op, 0, 1, 0, (0, 0, 0, 0), b""), uid=4242)
+    payload = b'["drain", "east"]' if op == Op.FLEET_MACHINES else b""
+    error = bench.ask(Request(op, 0, 1, 0, (0, 0, 0, 0), payload), uid=4242)
     assert error.errno == errno.EPERM
     assert "uid 4242" in str(error)
