@@ -42,7 +42,7 @@ class Holding:
     writing: int = 0
     """Files that are open for writing, or not synced."""
     paths: list[str] = field(default_factory=list)
-    """Some of the files that count as `alone` or `writing`."""
+    """Paths of some files that count as `alone` or `writing`."""
 
 
 class Draining:
@@ -61,9 +61,9 @@ class Draining:
         self._keys, self._mirror, self._follower, self._membership = keys, mirror, follower, membership
         self._count, self._path_of = count, path_of
         self.holdings: dict[str, Holding] = {}
-        """What each machine held when it was counted last."""
+        """Files of each machine at the last count."""
         self.num_missing = 0
-        """Number of copies that were missing then."""
+        """Number of copies that were missing at the last count."""
 
     def info(self) -> dict[str, Any]:
         return {

@@ -651,15 +651,18 @@ def _remove(member: Member, path: str) -> None:
 
 
 async def holding(member: Member, machine: str) -> dict[str, int]:
-    """What a machine holds, as `symphony fleet status` shows it on another one."""
+    """Figures of a machine, as `symphony fleet status` shows them on `member`."""
     await member.names.draining.change("", "")
     held = member.names.draining.holdings.get(machine, Holding())
     return {"versions": held.versions, "alone": held.alone, "stuck": held.stuck, "writing": held.writing}
 
 
-async def can_go(member: Member, machine: str) -> None:
+async def until_holding(member: Member, machine: str, **expected: int) -> None:
+    """Wait until a machine holds just this."""
     with trio.fail_after(20):
-        while any((await holding(member, machine)).values()):
+        while True:
+            if await holding(member, machine) == NOTHING | expected:
+                return
             await trio.sleep(0.05)
 
 
@@ -686,10 +689,7 @@ def test_a_drained_machine_gives_its_versions_to_others_and_can_leave(
             assert west.membership.others() == []
             refusal = await error_of(west.names.draining.change("drain", ""))
             assert "no other machine stays" in str(refusal)
-            with trio.fail_after(20):
-                while (await holding(west, "east"))["versions"]:
-                    await trio.sleep(0.05)
-            assert await holding(west, "east") == {**NOTHING, "writing": 1}, "a program has the file open there"
+            await until_holding(west, "east", writing=1)  # a program has the file open there
             await east.membership._renew()
             refusal = await error_of(east.names.draining.change("leave", ""))
             assert isinstance(refusal, Busy)
@@ -698,7 +698,7 @@ def test_a_drained_machine_gives_its_versions_to_others_and_can_leave(
             east.machine.append(file, range(5))
             await east.fs.sync(file)
             east.fs.kv_close(file)
-            await can_go(west, "east")
+            await until_holding(west, "east")
             await east.names.draining.change("leave", "")
             await west.membership._renew()
             assert west.membership.present == ["west"]
@@ -748,9 +748,7 @@ def test_what_a_dead_machine_had_alone_is_lost_by_force_only_and_fetched_copies_
                 file = await east.make(path, 40)
                 await east.fs.sync(file)
                 east.fs.kv_close(file)
-            with trio.fail_after(20):
-                while (await holding(west, "east"))["writing"]:
-                    await trio.sleep(0.05)
+            await until_holding(west, "east", versions=2, alone=2)
             assert await west.length("fleet/read.kv") == 40
             east.running.cancel()
             with trio.fail_after(20):
@@ -761,9 +759,7 @@ def test_what_a_dead_machine_had_alone_is_lost_by_force_only_and_fetched_copies_
             refusal = await error_of(west.names.draining.change("leave", "east"))
             assert "2 versions that no other machine has" in str(refusal)
             await west.names.draining.change("drain", "east")
-            with trio.fail_after(20):
-                while (await holding(west, "east"))["versions"] == 2:
-                    await trio.sleep(0.05)
+            await until_holding(west, "east", versions=1, alone=1)
             assert await west.length("fleet/read.kv") == 40
             refusal = await error_of(west.names.draining.change("leave", "east"))
             assert "for example /fleet/unread.kv" in str(refusal)
