@@ -17,6 +17,8 @@ from symphony.views.fleet import fleet_lines, holding_text, place_lines
 
 LOOK_S = 1.0
 """Time between two looks at what is left of a drain, and that Ray gets to take a connection."""
+KNOWN_S = 10.0
+"""Time after which a machine knows that it is drained, or may sync no more: its lease would have ended."""
 
 
 def add_fleet(commands: Commands) -> None:
@@ -109,14 +111,17 @@ def _drain(args: argparse.Namespace) -> int:
     connect(args)
     fleet, shown = libsym.fleet_machines("return" if args.cancel else "drain", args.machine), ""
     machine = args.machine or fleet["machine"]
+    is_elsewhere = machine != fleet["machine"] and machine in fleet["machines"]
+    known_s = time.monotonic() + (KNOWN_S if is_elsewhere else 0)
     while machine in fleet["drained"]:
         held, trouble = fleet["holdings"].get(machine), fleet["names_trouble"]
         text = f"nobody knows what {machine} has: {trouble}" if trouble else holding_text(machine, held)
-        if text != shown:
+        is_over = held is None and not trouble
+        if text != shown and (not is_over or time.monotonic() >= known_s):
             print(text, flush=True)
-        if held is None and not trouble:
-            return 0
-        shown = text
+            shown = text
+            if is_over:
+                return 0
         time.sleep(LOOK_S)
         fleet = libsym.fleet_machines()
     if not args.cancel:

@@ -174,7 +174,7 @@ class Contents:
                 tag=draft.tag,
                 num_entries=num_entries,
                 size=size,
-                machines=tuple(draft.machines),
+                machines=tuple(each for each in draft.machines if each not in self._membership.drained),
                 identity=dict(volume.model.identity),
                 bits=volume.bits,
             )

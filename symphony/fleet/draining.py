@@ -137,12 +137,16 @@ class Draining:
 
     async def count(self, asked: str = "") -> None:
         """Count what all machines hold. The paths of the machine `asked` are noted."""
-        membership, holdings, num_missing = self._membership, defaultdict[str, Holding](Holding), 0
+        holdings, num_missing = defaultdict[str, Holding](Holding), 0
+        staying_of = dict[tuple[tuple[str, str], ...], set[str]]()
         for place, item in enumerate(tuple(self._mirror.by_ident.values())):
             if place % A_TURN == A_TURN - 1:
                 await trio.lowlevel.checkpoint()
             record, writer = item.record, self._mirror.writing.get(item.ident)
-            staying = membership.staying(record.identity) if record.size else set[str]()
+            identity = tuple(record.identity.items())
+            if identity not in staying_of:
+                staying_of[identity] = self._membership.staying(record.identity)
+            staying = staying_of[identity]
             there = staying & {*record.machines}
             num_missing += max(0, self._count - len(there)) if record.size else 0
             for name in {*record.machines, *([writer] if writer else [])}:

@@ -47,6 +47,7 @@ class Upkeep:
     async def run(self) -> None:
         """Do the upkeep for ever. Without etcd, nothing is known for sure, so a round waits."""
         self._began_s = round_s = trio.current_time()
+        drained, is_draining = self._membership.drained, True
         while True:
             await trio.sleep(min(ROUND_S, DRAIN_S))
             if not self._follower.trouble and self._membership.lease:
@@ -55,8 +56,9 @@ class Upkeep:
                     round_s = trio.current_time()
                     await self._collect()
                     await self._draining.count()
-                if is_round or self._membership.drained:
-                    await self._copy_again()
+                if is_round or is_draining or drained != self._membership.drained:
+                    drained = self._membership.drained
+                    is_draining = await self._copy_again(drained)
 
     async def _collect(self) -> None:
         """Remove versions that no record names. Versions of another fleet stay: they may be all that is left of it."""
@@ -68,27 +70,26 @@ class Upkeep:
             if place % A_TURN == A_TURN - 1:
                 await trio.lowlevel.checkpoint()
 
-    async def _copy_again(self) -> None:
+    async def _copy_again(self, drained: frozenset[str]) -> bool:
         """Make copies of the versions that have too few, since a machine was lost or is drained, and take drained
         machines out of the records. The first machine that has a version does so. If none has it, a machine does that
-        has fetched it.
+        has fetched it. Return whether a record names a drained machine.
         """
-        drained = self._membership.drained
+        is_draining, me = False, self._membership.name
         self._present_s.update(dict.fromkeys(self._membership.present, trio.current_time()))
         for place, item in enumerate(tuple(self._mirror.by_ident.values())):
             record = item.record
             there = [each for each in record.machines if not self._is_lost(each)]
             staying = [each for each in there if each not in drained]
-            count = min(self._versions.count, self._num_possible())
-            is_mine = (staying + there)[:1] == [self._membership.name]
-            if (
-                (len(staying) < count or (count and drained & {*record.machines}))
-                and record.size
-                and (is_mine or (not there and self._versions.is_here(item.ident, record.tag)))
-            ):
-                await self._copy(item, staying, count)
+            names_drained = not drained.isdisjoint(record.machines)
+            is_draining |= names_drained
+            if record.size and (staying + there or [me])[0] == me and self._versions.is_here(item.ident, record.tag):
+                count = min(self._versions.count, self._num_possible())
+                if len(staying) < count or (count and names_drained):
+                    await self._copy(item, staying, count)
             if place % A_TURN == A_TURN - 1:
                 await trio.lowlevel.checkpoint()
+        return is_draining
 
     def _is_lost(self, machine: str) -> bool:
         if machine in self._membership.drained and machine not in self._membership.present:
