@@ -98,7 +98,7 @@ def _ray() -> dict[str, Any] | None:
     from symphony.fleet.cluster import Cluster  # noqa: PLC0415 - only fleets need it
 
     try:
-        where = Cluster.of_user().address.read_text()
+        where = (Cluster.of_user().directory / "address").read_text()
         with create_connection(address(where), LOOK_S):
             return {"address": where, "trouble": ""}
     except FileNotFoundError:

@@ -79,11 +79,6 @@ class Cluster:
     def token(self) -> Path:
         return self.directory / "token"
 
-    @property
-    def address(self) -> Path:
-        """File with the address of the first machine, for the programs that are submitted here."""
-        return self.directory / "address"
-
     def log_of(self, machine: str) -> Path:
         return self.directory / f"ray-{machine}.log"
 
@@ -98,8 +93,8 @@ class Cluster:
         new.unlink()
 
     def note(self, where: str) -> None:
-        """Note the address of the first machine."""
-        self.address.write_text(where)
+        """Note the address of the first machine, for the programs that are submitted here."""
+        (self.directory / "address").write_text(where)
 
     @property
     def keys(self) -> Path:
@@ -141,7 +136,7 @@ class Cluster:
         """Connect to the cluster, and return the module `ray`. NotConnected: Ray does not answer."""
         ray = self.imported()
         try:
-            where = where or self.address.read_text()
+            where = where or (self.directory / "address").read_text()
             host = (self.keys / _HOST).read_text()
             self._probe(*address(where))
             os.environ.update(_CONNECTING)
