@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import libsym
 from libsym.channel.socket_path import find_socket
@@ -86,11 +85,8 @@ def _has_left(machine: str, args: argparse.Namespace) -> bool:
 
 def _machine(args: argparse.Namespace) -> tuple[str, str]:
     """Return the machine for the program, and this machine."""
-    fleet = _fleet(args)
-    here = str(fleet["machine"])
+    here = _here(args)
     if args.on is not None:
-        if args.on in fleet.get("drained", ()):
-            raise Invalid(f"{args.on} is drained: it gets no more programs")
         return args.on, here
     connect(args)
     mount = libsym.daemon_stat()["mount"]
@@ -100,14 +96,17 @@ def _machine(args: argparse.Namespace) -> tuple[str, str]:
     return found["machine"], here
 
 
-def _fleet(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the machines of the fleet. NotFound: this machine is in no fleet."""
+def _here(args: argparse.Namespace) -> str:
+    """Return the name of this machine. NotFound: it is in no fleet. Invalid: the machine of `--on` is drained."""
     connect(args)
     fleet = libsym.daemon_stat().get("fleet")
     libsym.close()
     if fleet is None:
         raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
-    return dict(fleet)
+    on = getattr(args, "on", None)
+    if on in fleet.get("drained", ()):
+        raise Invalid(f"{on} is drained: it gets no more programs")
+    return str(fleet["machine"])
 
 
 def _run_request(args: argparse.Namespace, ident: str) -> Request:
@@ -142,7 +141,7 @@ def _content(file: Path) -> bytes:
 
 def ps_in_fleet(args: argparse.Namespace, socket: Path | None) -> int:
     """List the programs on all machines of the fleet. Return 1 if a machine does not answer."""
-    here = str(_fleet(args)["machine"])
+    here = _here(args)
     daemon = socket or find_socket()
     found, missing = listing.rows(commands.places_of(daemon), str(daemon), ended=args.all)
     rows, failures = [{**each, "machine": here} for each in found], [] if missing is None else [str(missing)]

@@ -271,7 +271,7 @@ def test_kill_logs_and_wait_take_programs_of_other_machines_and_end_with_the_las
 
 
 def test_a_program_goes_to_the_machine_with_its_file_and_its_options(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(elsewhere, "_fleet", lambda _args: {"machine": "east"})
+    monkeypatch.setattr(elsewhere, "_here", lambda _args: "east")
     monkeypatch.setenv("KEY", "blue")
     file = tmp_path / "prog.py"
     file.write_text("print()")
