@@ -6,17 +6,16 @@ import argparse
 import json
 import time
 from pathlib import Path
-from socket import create_connection
 from typing import Any
 
 import libsym
-from libsym.errors import Invalid, NotFound
+from libsym.errors import Invalid, NotConnected, NotFound
 from symphony.commands.options import Commands, add_json, add_socket, connect, on_mount
-from symphony.settings.kinds import address
+from symphony.settings.kinds import MACHINE_NAME
 from symphony.views.fleet import fleet_lines, holding_text, place_lines
 
 LOOK_S = 1.0
-"""Time between two looks at what is left of a drain, and that Ray gets to take a connection."""
+"""Time between two looks at what is left of a drain."""
 KNOWN_S = 10.0
 """Time after which a machine knows that it is drained, or may sync no more: its lease would have ended."""
 
@@ -52,7 +51,7 @@ def add_fleet(commands: Commands) -> None:
     leave = parts.add_parser("leave", help="take a machine out of the fleet after its drain")
     for each, action in ((drain, _drain), (leave, _leave)):
         add_socket(each)
-        each.add_argument("machine", metavar="MACHINE", nargs="?", default="", help="default: this machine")
+        each.add_argument("machine", metavar="MACHINE", nargs="?", type=_machine, help="default: this machine")
         each.set_defaults(action=action)
     drain.add_argument("--cancel", action="store_true", help="end the drain: the machine stays")
     leave.add_argument("--force", action="store_true", help="lose what no other machine has")
@@ -71,6 +70,12 @@ def add_fleet(commands: Commands) -> None:
         each.add_argument("--listen", metavar="HOST[:PORT]", required=True, help="address of this machine for Ray")
         each.set_defaults(action=_node)
     up.set_defaults(head=None)
+
+
+def _machine(text: str) -> str:
+    if not MACHINE_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a machine")
+    return text
 
 
 def _keys(args: argparse.Namespace) -> int:
@@ -97,25 +102,28 @@ def _ray() -> dict[str, Any] | None:
     """Return the address of this user's Ray cluster, and its trouble. None: this machine is in none."""
     from symphony.fleet.cluster import Cluster  # noqa: PLC0415 - only fleets need it
 
-    try:
-        where = (Cluster.of_user().directory / "address").read_text()
-        with create_connection(address(where), LOOK_S):
-            return {"address": where, "trouble": ""}
-    except FileNotFoundError:
+    cluster = Cluster.of_user()
+    where, trouble = cluster.first_machine(), ""
+    if where is None:
         return None
-    except (OSError, ValueError) as error:
-        return {"address": where, "trouble": f"does not answer ({error})"}
+    try:
+        cluster.probe(where)
+    except NotConnected as error:
+        trouble = str(error)
+    return {"address": where, "trouble": trouble}
 
 
 def _drain(args: argparse.Namespace) -> int:
     connect(args)
-    fleet, shown = libsym.fleet_machines("return" if args.cancel else "drain", args.machine), ""
+    fleet, shown = libsym.fleet_machines("return" if args.cancel else "drain", args.machine or ""), ""
     machine = args.machine or fleet["machine"]
     is_elsewhere = machine != fleet["machine"] and machine in fleet["machines"]
     known_s = time.monotonic() + (KNOWN_S if is_elsewhere else 0)
     while machine in fleet["drained"]:
         held, trouble = fleet["holdings"].get(machine), fleet["names_trouble"]
-        text = f"nobody knows what {machine} has: {trouble}" if trouble else holding_text(machine, held)
+        text = holding_text(machine, held, is_listed=machine in fleet["machines"])
+        if trouble:
+            text = f"nobody knows what {machine} has: {trouble}"
         is_over = held is None and not trouble
         if text != shown and (not is_over or time.monotonic() >= known_s):
             print(text, flush=True)
@@ -123,15 +131,19 @@ def _drain(args: argparse.Namespace) -> int:
             if is_over:
                 return 0
         time.sleep(LOOK_S)
-        fleet = libsym.fleet_machines()
+        try:
+            fleet = libsym.fleet_machines()
+        except NotConnected as error:
+            raise NotConnected(f"the drain of {machine} goes on, but {error}") from None
     if not args.cancel:
         raise Invalid(f"somebody has ended the drain of {machine}")
+    print(f"{machine} stays")
     return 0
 
 
 def _leave(args: argparse.Namespace) -> int:
     connect(args)
-    fleet = libsym.fleet_machines("lose" if args.force else "leave", args.machine)
+    fleet = libsym.fleet_machines("lose" if args.force else "leave", args.machine or "")
     machine = args.machine or fleet["machine"]
     if held := fleet["holdings"].get(machine):
         for path in held["paths"]:

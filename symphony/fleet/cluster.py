@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
-from socket import create_connection, gethostname
+from socket import SOCK_STREAM, create_connection, getaddrinfo, gethostname
 from typing import Any, TextIO
 
 from libsym.errors import Invalid, NotConnected, NotFound, SymError
@@ -132,32 +133,42 @@ class Cluster:
             raise NotConnected("Ray is not installed: pip install 'symphony-os[fleet]'") from None
         return ray
 
+    def first_machine(self) -> str | None:
+        """Return the address of the first machine. None: this machine is in no cluster."""
+        noted = self.directory / "address"
+        return noted.read_text() if noted.exists() and (self.keys / _HOST).exists() else None
+
     def connected(self, where: str | None = None) -> Any:
         """Connect to the cluster, and return the module `ray`. NotConnected: Ray does not answer."""
         ray = self.imported()
+        where = where or self.first_machine()
+        if where is None:
+            raise NotConnected("this machine is in no Ray cluster of yours: symphony fleet up, or symphony fleet join")
+        self.probe(where)
         try:
-            where = where or (self.directory / "address").read_text()
-            host = (self.keys / _HOST).read_text()
-            self._probe(*address(where))
             os.environ.update(_CONNECTING)
+            host = (self.keys / _HOST).read_text()
             ray.init(where, namespace=NAMESPACE, _node_ip_address=host, **_QUIET)
-        except FileNotFoundError:
-            raise NotConnected(
-                "this machine is in no Ray cluster of yours: symphony fleet up, or symphony fleet join"
-            ) from None
         except (OSError, RuntimeError, ValueError) as error:
             raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
         return ray
 
-    def _probe(self, host: str, port: int) -> None:
+    def probe(self, where: str) -> None:
         """Exchange certificates with the first machine, since Ray itself would try for minutes.
-        OSError: the machine does not answer, or has not this token.
+
+        NotConnected: the machine does not answer, or has another token.
         """
-        context = ssl.create_default_context(cafile=self.keys / AUTHORITY)
-        context.load_cert_chain(self.keys / CERTIFICATE, self.keys / KEY)
-        context.set_alpn_protocols(["h2"])
-        with create_connection((host, port), PROBE_S) as plain, context.wrap_socket(plain, server_hostname=host):
-            pass
+        try:
+            host, port = address(where)
+            context = ssl.create_default_context(cafile=self.keys / AUTHORITY)
+            context.load_cert_chain(self.keys / CERTIFICATE, self.keys / KEY)
+            context.set_alpn_protocols(["h2"])
+            with create_connection((host, port), PROBE_S) as plain, context.wrap_socket(plain, server_hostname=host):
+                pass
+        except ssl.SSLCertVerificationError as error:
+            raise NotConnected(f"Ray at {where} shows no certificate of this token: {error.verify_message}") from None
+        except (OSError, ValueError) as error:
+            raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -188,7 +199,7 @@ def _one_line(error: BaseException | None) -> str:
 
 def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: str | None) -> int:
     """Run Ray on this machine until a signal arrives. `head`: address of the first machine. None: this is the first."""
-    host, port = _address_of(listen, head)
+    host, where = _addresses(listen, head)
     directory = _directory(socket)
     if head is None:
         cluster.make_token()
@@ -198,10 +209,12 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
         with _lock(directory, machine) as lock, open(cluster.log_of(machine), "wb", opener=_private) as log:
             make_keys_of_token(cluster.keys, cluster.token.read_bytes(), host)
             (cluster.keys / _HOST).write_text(host)
+            if head is not None:
+                cluster.probe(where)
             shutil.rmtree(directory, ignore_errors=True)  # of a Ray that was killed
             environment = {**os.environ, "SYMPHONY_SOCKET": socket}
             node = subprocess.Popen(
-                _words(machine, host, port, head, directory),
+                _words(machine, host, where, directory, is_first=head is None),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[lock],  # Ray lives on for a while if this process is killed
@@ -211,7 +224,7 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
             )
             try:
                 _wait_for_ray(cluster, node, machine, directory)
-                status = _serve(cluster, node, head or listen, machine, find_places(socket).programs)
+                status = _serve(cluster, node, where, machine, find_places(socket).programs)
             finally:
                 _end(node)
                 shutil.rmtree(directory, ignore_errors=True)
@@ -282,26 +295,39 @@ def _end(node: subprocess.Popen[bytes]) -> None:
     node.wait()
 
 
-def _address_of(listen: str, head: str | None) -> tuple[str, int]:
-    """Return the host at which Ray listens here, and the port of the first machine. Invalid: Ray can't listen there."""
+def _addresses(listen: str, head: str | None) -> tuple[str, str]:
+    """Return the address at which Ray listens here, and HOST:PORT of the first machine. Both are numbers, because a
+    certificate is for an address. Invalid: Ray can't listen there.
+    """
     try:
-        host, port = address(listen) if head is None else (listen, address(head)[1])
+        name, port = address(listen if head is None else head)
     except ValueError as error:
         raise Invalid(f"{error} is no HOST:PORT") from None
-    if host in _REPLACED:
-        raise Invalid(f"--listen {listen}: Ray takes another address than {host}; give one that other machines reach")
-    return host, port
+    first = _resolved(name)
+    host = first if head is None else _resolved(listen)
+    if host in _REPLACED or ip_address(host).is_unspecified:
+        raise Invalid(f"--listen {listen}: no other machine reaches this one at {host}")
+    return host, f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
 
 
-_REPLACED = {"localhost", "127.0.0.1", "::1"}
+def _resolved(name: str) -> str:
+    """Return the address of a host."""
+    try:
+        return str(getaddrinfo(name, None, type=SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise Invalid(f"{name} is no host with an address: {error.strerror}") from None
 
 
-def _words(machine: str, host: str, port: int, head: str | None, directory: Path) -> list[str]:
-    """Return the command that runs Ray on this machine."""
-    first = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
+_REPLACED = {"127.0.0.1", "::1"}
+"""Addresses in whose place Ray takes another one, for which the certificate is not."""
+
+
+def _words(machine: str, host: str, where: str, directory: Path, *, is_first: bool) -> list[str]:
+    """Return the command that runs Ray on this machine. `where`: HOST:PORT of the first machine."""
+    first = ["--head", f"--port={address(where)[1]}", "--include-dashboard=false", "--no-monitor"]
     return [
         *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
-        *(first if head is None else [f"--address={head}"]),
+        *(first if is_first else [f"--address={where}"]),
         *(f"--node-ip-address={host}", "--num-cpus=0", "--num-gpus=0", "--include-log-monitor=false"),
         *(f"--temp-dir={directory}", f"--object-store-memory={STORE_BYTES}"),
         f"--resources={json.dumps({f'{_RESOURCE}{machine}': 1})}",

@@ -35,17 +35,24 @@ def fleet_lines(fleet: dict[str, Any]) -> list[str]:
     names = f"/fleet has {fleet['names']} names, {arrive}; {fleet['copies_missing']} copies are missing"
     store = fleet.get("store")  # None: none is set, or an older daemon reports none
     ray = fleet.get("ray")
-    others = [f"Ray of yours at {ray['address']}: {ray['trouble'] or 'it takes connections'}"] if ray else []
+    others = [ray["trouble"] or f"Ray at {ray['address']} answers"] if ray else []
     return [head, *_columns(rows), names, *([_store_line(store)] if store else []), *others]
 
 
-def holding_text(machine: str, held: dict[str, Any] | None) -> str:
+def holding_text(machine: str, held: dict[str, Any] | None, *, is_listed: bool) -> str:
     """Say what a machine that is drained has still. None: nothing."""
     if held is None:
         return f"{machine} can go: the fleet needs none of its files"
-    stuck = f", {held['stuck']} of which no listed machine can copy" if held["stuck"] else ""
     versions, files = counted(held["versions"], "version"), counted(held["writing"], "file")
-    return f"{machine} has {versions}{stuck}, and writes {files}"
+    text = f"{machine} has {versions}, and writes {files}"
+    if held["stuck"]:
+        return f"{text}; no machine of this model stays to copy {held['stuck']} of them"
+    if held["alone"] and not is_listed:
+        return (
+            f"{text}; it is away, and no other machine has {held['alone']} of them: start it, or give them up by "
+            f"symphony fleet leave --force {machine}"
+        )
+    return text
 
 
 def _store_line(store: dict[str, Any]) -> str:

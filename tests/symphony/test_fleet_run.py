@@ -29,16 +29,17 @@ class Rays:
 
     def __init__(self, directory, stack):
         self._stack, self._directory = stack, directory
-        self._head = f"127.0.0.2:{free_port()}"
+        self.head = f"127.0.0.2:{free_port()}"
         self._processes = {}
         fleet = Fleet(directory, stack)
         self.east = self._start(fleet, "east")
-        self._begin("east", "up", "--listen", self._head)
+        self._begin("east", "up", "--listen", self.head)
         self.west = self._start(fleet, "west")  # while Ray starts on east
         self._wait_for("east")
         self.files("west").mkdir(parents=True)
         shutil.copy(self.files("east") / "token", self.files("west"))
-        self._begin("west", "join", self._head, "--listen", "127.0.0.3")
+        by_name = self.head.replace("127.0.0.2", "127.2")  # the certificate is for the address that it stands for
+        self._begin("west", "join", by_name, "--listen", "127.0.0.3")
         self._wait_for("west")
 
     def files(self, name):
@@ -56,7 +57,7 @@ class Rays:
         self._stack.callback(self.end, name)
 
     def _wait_for(self, name):
-        assert line_of(self._processes[name].stdout) == f"symphony: {name} is in the Ray cluster at {self._head}\n"
+        assert line_of(self._processes[name].stdout) == f"symphony: {name} is in the Ray cluster at {self.head}\n"
 
     def kill(self, name):
         """Kill Ray on a machine, as the end of the machine would."""
@@ -193,7 +194,11 @@ def test_a_person_without_the_token_runs_nothing(rays, long, tmp_path):
     command = [*SYMPHONY, "run", "--on", "west", long]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=WITHIN_S)
     assert done.returncode == 1
-    assert "does not answer" in done.stderr
+    assert "shows no certificate of this token" in done.stderr
+    command = [*SYMPHONY, "fleet", "status"]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=WITHIN_S)
+    assert "shows no certificate of this token" in done.stdout.splitlines()[-1]
+    assert rays.west.symphony("fleet", "status").stdout.endswith(f"Ray at {rays.head} answers\n")
 
 
 def test_the_sockets_of_ray_are_the_users_alone(rays):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from libsym.errors import Invalid, NotFound
+from libsym.errors import Invalid, NotConnected, NotFound
 from symphony.fleet.cluster import Cluster, serve_node
 from symphony.fleet.keys import make_keys_of_token
 from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
@@ -172,10 +175,48 @@ def test_ray_encrypts_with_the_keys_of_this_machine(tmp_path: Path):
     assert files == [cluster.keys / each for each in (AUTHORITY, CERTIFICATE, KEY)]
 
 
+def cluster_with_keys(directory: Path) -> Cluster:
+    cluster = Cluster(directory)
+    cluster.make_token()
+    make_keys_of_token(cluster.keys, cluster.token.read_bytes(), "127.0.0.1")
+    return cluster
+
+
+def test_the_first_machine_answers_when_its_certificate_is_of_the_same_token(tmp_path: Path):
+    here, other = cluster_with_keys(tmp_path / "here"), cluster_with_keys(tmp_path / "other")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(here.keys / CERTIFICATE, here.keys / KEY)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+
+        def exchange() -> None:
+            with server.accept()[0] as plain, suppress(OSError):
+                context.wrap_socket(plain, server_side=True).close()
+
+        def end() -> None:
+            server.accept()[0].close()
+
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        thread.submit(exchange)
+        here.probe(where)
+        thread.submit(exchange)
+        with pytest.raises(NotConnected, match="shows no certificate of this token"):
+            other.probe(where)
+        thread.submit(end)
+        with pytest.raises(NotConnected, match="does not answer"):
+            here.probe(where)
+
+
 @pytest.mark.parametrize(("listen", "head"), [("127.0.0.1:6379", None), ("localhost", "10.0.0.1:6379")])
 def test_an_address_that_ray_replaces_is_refused(tmp_path: Path, monkeypatch, listen: str, head: str | None):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with pytest.raises(Invalid, match="Ray takes another address than"):
+    with pytest.raises(Invalid, match="no other machine reaches this one"):
+        serve_node(Cluster(tmp_path), "east", "socket", listen, head)
+
+
+@pytest.mark.parametrize(("listen", "head"), [("a.invalid:1", None), ("10.0.0.2:1", "10.0.0.1:1"), ("", "10.0.0.1:1")])
+def test_a_host_without_an_address_is_refused(tmp_path: Path, monkeypatch, listen: str, head: str | None):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(Invalid, match="is no host with an address"):
         serve_node(Cluster(tmp_path), "east", "socket", listen, head)
 
 
