@@ -72,7 +72,7 @@ class Peering(Alone):
         if self._membership is not None:
             versions = Versions(fs, self._peers, self._membership, config.copies)
             self._names, keep = FleetNames(fs, etcd, config.fleet, self._membership, versions), versions.keep
-            placer = Placer(fs, etcd, config.fleet, self._membership, self._names.root, self._peers)
+            placer = Placer(fs, self._membership, self._names, self._peers)
         self.others = _Others(self, self._peers, placer)
         if config.peer_listen is not None:
             self._server = PeerServer(fs, for_server, _bound(config.peer_listen), catch_up, keep)

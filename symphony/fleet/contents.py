@@ -31,7 +31,7 @@ class Contents:
     def __init__(
         self, fs: FileSystem, keys: Keys, mirror: Mirror, follower: Follower, membership: Membership, versions: Versions
     ) -> None:
-        self._fs, self._tree, self._keys, self._mirror, self._follower = fs, fs.volume.tree, keys, mirror, follower
+        self._fs, self._keys, self._mirror, self._follower = fs, keys, mirror, follower
         self._membership, self._versions = membership, versions
         self._written: dict[str, Item] = {}
         """Files that may have a content that is not synced, or a right to write that is here."""
@@ -113,7 +113,7 @@ class Contents:
         for _ in range(MAX_TRIES):
             writer = self._mirror.writing.get(item.ident, "")
             if writer not in {"", mine}:
-                path = self._tree.path_of(item.inode)
+                path = self._mirror.path_of(item)
                 raise Busy(f"{path} is open for writing on the machine {writer}: try again when it is closed there")
             # A right that a daemon of this machine had before its restart ends with the old lease, or now.
             is_free = has_value(key, mine.encode()) if writer else has_revision(key, 0)
@@ -126,7 +126,7 @@ class Contents:
             await self._follower.look()
             if self._mirror.by_ident.get(item.ident) is not item:
                 raise NotFound("another machine has removed the file")
-        raise Busy(f"{self._tree.path_of(item.inode)}: other machines write it all the time: try again")
+        raise Busy(f"{self._mirror.path_of(item)}: other machines write it all the time: try again")
 
     def _has_lost(self, item: Item, right: int) -> bool:
         """Whether the right that this machine got in the revision `right` has ended, as the watch says."""
@@ -179,7 +179,7 @@ class Contents:
                 bits=volume.bits,
             )
         elif not isinstance(content, PlainFile) or content.size:
-            raise NotSupported(f"{self._tree.path_of(inode)} is no KV file: a fleet has only these")
+            raise NotSupported(f"{self._mirror.path_of(item)} is no KV file: a fleet has only these")
         await self._replace_record(item, record, right)
         item.draft = None
         if inode.content is content:
@@ -230,7 +230,7 @@ class Contents:
             raise self._lost(item)
 
     def _lost(self, item: Item) -> SymError:
-        path = self._tree.path_of(item.inode)
+        path = self._mirror.path_of(item)
         return SymError(
             f"{path}: this machine was cut off from etcd, and another machine writes the file", errno.ESTALE
         )
@@ -252,7 +252,7 @@ class Contents:
 
     async def _gives_back(self, item: Item, *, is_said: bool = False) -> bool:
         """Sync a file, and give the right to write back. Return False, and log the reason, if this fails."""
-        path = str(self._tree.path_of(item.inode))
+        path = self._mirror.path_of(item)
         try:
             async with item.lock:
                 await self._give_back(item)
@@ -280,7 +280,7 @@ class Contents:
                 return
             content = item.inode.content
             if isinstance(content, PlainFile) and content.size:
-                path = str(self._tree.path_of(item.inode))
+                path = self._mirror.path_of(item)
                 text = "%s gets its last version again: what was written is no KV file"
                 log.warning(text, path, extra={"file": path})
                 self._mirror.show(item)

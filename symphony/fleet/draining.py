@@ -10,7 +10,6 @@ go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,13 +18,11 @@ import trio
 from libsym.errors import Busy, Invalid, NotFound, TimedOut
 from symphony.fleet.etcd import removing
 from symphony.fleet.following import Follower
-from symphony.fleet.membership import Membership
-from symphony.fleet.mirror import Item, Mirror
+from symphony.fleet.membership import HAS_LEFT, Membership
+from symphony.fleet.mirror import A_TURN, Mirror
 from symphony.fleet.records import Keys
 from symphony.settings.kinds import MACHINE_NAME
 
-A_TURN = 64
-"""Number of files before other tasks may run."""
 MAX_PATHS, MAX_PATH_CHARS = 20, 200
 """Limits of the paths that an answer names."""
 
@@ -48,18 +45,10 @@ class Holding:
 class Draining:
     """The machines of a fleet with what they hold, and changes of their state."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        mirror: Mirror,
-        follower: Follower,
-        membership: Membership,
-        count: int,
-        path_of: Callable[[Item], str],
-    ) -> None:
+    def __init__(self, keys: Keys, mirror: Mirror, follower: Follower, membership: Membership, count: int) -> None:
         """`count`: number of machines that should have a version on disk."""
         self._keys, self._mirror, self._follower, self._membership = keys, mirror, follower, membership
-        self._count, self._path_of = count, path_of
+        self._count = count
         self.holdings: dict[str, Holding] = {}
         """Files of each machine at the last count."""
         self.num_missing = 0
@@ -84,7 +73,10 @@ class Draining:
         self._require_news()
         if not MACHINE_NAME.fullmatch(machine):
             raise Invalid(f"{machine!r} is no name of a machine")
-        if not {machine} & {*self.holdings, *membership.present, *membership.drained}:
+        known = {*membership.present, *membership.drained}
+        if machine == membership.name and machine not in known and membership.has_left:
+            raise Invalid(HAS_LEFT)
+        if machine not in known | self.holdings.keys():
             raise NotFound(f"the fleet has no machine {machine}: {', '.join(membership.present)} are listed")
         if change == "drain":
             if not {*membership.present} - membership.drained - {machine}:
@@ -126,9 +118,10 @@ class Draining:
         await self.count(machine)
         held = self.holdings.get(machine, Holding())
         if (held.alone or held.writing) and not is_forced:
+            todo = "wait for its drain" if machine in self._membership.present else "it is away, so start it"
             raise Busy(
                 f"{machine} has {held.alone} versions that no other machine has, and writes {held.writing} files, for "
-                f"example {held.paths[0]}: drain it, or lose them by --force"
+                f"example {held.paths[0]}: {todo}, or lose them by --force"
             )
 
     def _require_news(self) -> None:
@@ -157,5 +150,5 @@ class Draining:
                     held.stuck += not staying - {name}
                 held.writing += name == writer
                 if name == asked and (not others or name == writer) and len(held.paths) < MAX_PATHS:
-                    held.paths.append(self._path_of(item)[:MAX_PATH_CHARS])
+                    held.paths.append(self._mirror.path_of(item)[:MAX_PATH_CHARS])
         self.holdings, self.num_missing = dict(holdings), num_missing

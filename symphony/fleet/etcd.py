@@ -78,14 +78,6 @@ class Etcd:
         """Return all records whose keys begin with `prefix`, as the majority of members has them."""
         return self.snapshot(prefix)[0]
 
-    def get(self, key: str) -> Record | None:
-        """Return a record, as the majority of members has it. None: there is none."""
-        answer = self._ask("kv/range", {"key": _encoded(key)})
-        try:
-            return next((_record(each) for each in answer.get("kvs", ())), None)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            raise ProtocolError(f"etcd sent a malformed record: {str(answer)[:MAX_SHOWN]}") from None
-
     def snapshot(self, prefix: str) -> tuple[list[Record], int]:
         """Return all records whose keys begin with `prefix`, as the majority of members has them, and the revision of
         the store.

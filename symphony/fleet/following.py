@@ -138,8 +138,8 @@ class Follower:
         asked = self._num_asked
         try:
             with trio.fail_after(LOOK_S):
-                changes = await self._in_worker(self._etcd.read, self._keys.change(""))
-            self._num_answered, self._last = asked, max((each.revision for each in changes), default=0)
+                self._last = await self._last_change()
+            self._num_answered = asked
         except (trio.TooSlowError, TimedOut) as error:
             self._fails(str(error) or f"etcd did not answer within {LOOK_S:g} s")
 
@@ -149,9 +149,13 @@ class Follower:
             await trio.sleep(RETRY_S)
             if self.trouble and self.is_watching:
                 with trio.move_on_after(LOOK_S), suppress(SymError):
-                    changes = await self._in_worker(self._etcd.read, self._keys.change(""))
-                    await self._reach(max((each.revision for each in changes), default=0))
+                    await self._reach(await self._last_change())
                     self._is_told()
+
+    async def _last_change(self) -> int:
+        """Return the revision of the last change of all machines, as etcd has it."""
+        changes = await self._in_worker(self._etcd.read, self._keys.change(""))
+        return max((each.revision for each in changes), default=0)
 
     async def _reach(self, revision: int) -> None:
         """Wait until a change of this revision is made here."""

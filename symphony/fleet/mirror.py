@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _FLEET = b"user.fleet"
 A_TURN = 64
-"""Number of changes before other tasks may run."""
+"""Number of changes, or of files, before other tasks may run."""
 MOVING = b".moving-"
 """Beginning of the names of inodes that are between two places."""
 
@@ -56,6 +56,11 @@ class Item:
     """The content that equals the version of the record, and its count of changes."""
     lock: trio.Lock = field(default_factory=trio.Lock)
     """Held while the content, or the right to write, is changed."""
+
+    @property
+    def version(self) -> str:
+        """The version of the record: see `symphony.fleet.versions`."""
+        return f"{self.ident}.{self.record.tag}"
 
     @property
     def is_synced(self) -> bool:
@@ -107,6 +112,9 @@ class Mirror:
         if item is None:
             raise NotFound("another machine has removed the file")
         return item
+
+    def path_of(self, item: Item) -> str:
+        return str(self._tree.path_of(item.inode))
 
     def ident(self, inode: Inode) -> str:
         return self.item(inode).ident

@@ -71,10 +71,7 @@ class FleetNames:
         )
         self._follower = Follower(etcd, self._keys, membership.name, mirror)
         self._contents = Contents(fs, self._keys, mirror, self._follower, membership, versions)
-        tree = fs.volume.tree
-        self.draining = Draining(
-            self._keys, mirror, self._follower, membership, versions.count, lambda item: str(tree.path_of(item.inode))
-        )
+        self.draining = Draining(self._keys, mirror, self._follower, membership, versions.count)
         self._upkeep = Upkeep(self._keys, mirror, self._follower, membership, versions, self.draining)
         self.root, self.local = mirror.root, mirror.local
         fs.volume.tree.agreement = self
@@ -87,6 +84,11 @@ class FleetNames:
     @property
     def num_names(self) -> int:
         return len(self._mirror.by_ident) - 1
+
+    def version_of(self, inode: Inode) -> tuple[str, NameRecord] | None:
+        """Return the last version of a file, as IDENT.TAG and its record. None: the file is not of the fleet."""
+        item = self._mirror.by_number.get(inode.number)
+        return None if item is None else (item.version, item.record)
 
     async def run(self) -> None:
         """Follow the changes of all machines for ever."""

@@ -65,7 +65,7 @@ class ProgramNeeds:
     entry_bytes: int = 0
     """Size of an entry, which a machine fetches if it is not there. 0: the machine computes it instead."""
     seed: int = 0
-    """Number that draws one of several machines that are equally good."""
+    """Random number that chooses one of several machines that are equally good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def choose(table: Table, wanted: ProgramNeeds) -> Choice:
     if not len(table) or not table["can"].any():
         return Choice(-1, delays_s)
     near = np.flatnonzero(delays_s <= delays_s.min() * (1 + NEARLY))
-    return Choice(int(near[_mixed(wanted.seed) % len(near)]), delays_s)
+    return Choice(int(near[wanted.seed % len(near)]), delays_s)
 
 
 def _delays_s(table: Table, wanted: ProgramNeeds) -> Floats:
@@ -101,11 +101,3 @@ def _delays_s(table: Table, wanted: ProgramNeeds) -> Floats:
         + TYPICAL_STEPS * (table["step_s"] + new_s)
     )
     return delays_s
-
-
-def _mixed(seed: int) -> int:
-    """Return a number that depends on all bits of the seed: the last step of splitmix64."""
-    z = (seed * 0x9E3779B97F4A7C15) % (1 << 64)
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
-    z = (z ^ z >> 27) * 0x94D049BB133111EB % (1 << 64)
-    return z ^ z >> 31

@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import randbits
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import trio
@@ -24,24 +24,21 @@ from kvfs.names.agreement import when_settled
 from kvfs.names.content import KvFile
 from kvfs.names.inode import READ, Credentials, Inode, require
 from libsym.abi import PAGE_ENTRIES
-from libsym.errors import Invalid, NotFound, SymError
+from libsym.errors import Invalid, SymError
 from symphony.fleet.client import Peers
-from symphony.fleet.etcd import Etcd
-from symphony.fleet.holding import entries_here
 from symphony.fleet.link import MAX_HELD, Held
 from symphony.fleet.membership import Load, Machine, Membership
+from symphony.fleet.names import FleetNames
 from symphony.fleet.placement import TABLE, ProgramNeeds, Table, choose
-from symphony.fleet.records import ROOT, Keys, NameRecord, record_of
+from symphony.fleet.records import NameRecord
+from symphony.fleet.versions import entries_here
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 PLACED_S = 8.0
 """Time for which a program that was placed is added to the load of its machine. Then the machine's record shows it."""
 NUM_ASKED, ASK_S = 8, 1.0
 """Maximum number of machines that are asked what they have, and the time that they get."""
-NUM_WORKERS = 4
 
 
 @dataclass(slots=True)
@@ -63,13 +60,8 @@ class _Files:
 class Placer:
     """Chooses machines for the programs of one machine."""
 
-    def __init__(
-        self, fs: FileSystem, etcd: Etcd, fleet: str, membership: Membership, root: Inode, peers: Peers
-    ) -> None:
-        """`root`: the directory of the fleet's names."""
-        self._fs, self._etcd, self._keys, self._membership = fs, etcd, Keys(fleet), membership
-        self._root, self._peers = root, peers
-        self._workers = trio.CapacityLimiter(NUM_WORKERS)
+    def __init__(self, fs: FileSystem, membership: Membership, names: FleetNames, peers: Peers) -> None:
+        self._fs, self._membership, self._names, self._peers = fs, membership, names, peers
         self._placed = deque[tuple[float, str]]()
 
     async def place(self, creds: Credentials, paths: Sequence[str], *, begins: bool) -> dict[str, Any]:
@@ -115,48 +107,22 @@ class Placer:
         found = _Files()
         for path in paths:
             inode = await when_settled(partial(self._find, creds, path))
-            names = self._names_of(inode)
-            if names is None:
+            version = self._names.version_of(inode)
+            if version is None:
                 found.only_here.append(path)
                 found.num_local += inode.content.table.length if isinstance(inode.content, KvFile) else 0
-                continue
-            version = await self._in_worker(self._version, names)
-            if version is None:
-                raise NotFound(f"{path}: another machine has removed the file")
-            ident, record = version
-            if record.size:
-                found.versions[f"{ident}.{record.tag}"] = record
+            elif version[1].size:
+                found.versions[version[0]] = version[1]
         return found
 
     async def _find(self, creds: Credentials, path: str) -> Inode:
-        inode = self._fs.find(creds, path)
+        tree, inode = self._fs.volume.tree, self._fs.find(creds, path)
         if inode.is_directory:
             raise Invalid(f"{path} is a directory: name the files of the program")
+        for directory, _ in inode.names:
+            tree.require_fresh(tree.get(directory))
         require(inode, creds, READ, path)
         return inode
-
-    def _names_of(self, inode: Inode) -> list[bytes] | None:
-        """Return the names on the way from the fleet's directory to an inode. None: the file is not of the fleet."""
-        names, tree = list[bytes](), self._fs.volume.tree
-        while inode is not self._root:
-            if not inode.names or inode is tree.root:
-                return None
-            number, name = next(iter(inode.names))
-            names.append(name)
-            inode = tree.get(number)
-        return names[::-1]
-
-    def _version(self, names: list[bytes]) -> tuple[str, NameRecord] | None:
-        """Return the ident of a file and its record, by its names. A worker calls this."""
-        ident = ROOT
-        for name in names:
-            found = self._etcd.get(self._keys.name(ident, name))
-            if found is None:
-                return None
-            ident = found.value.decode(errors="replace")
-        record = self._etcd.get(self._keys.inode(ident))
-        facts = None if record is None else record_of(record.value)
-        return None if facts is None else (ident, facts)
 
     # ---- the machines
 
@@ -221,9 +187,6 @@ class Placer:
             return
         records = files.versions.values()
         held[name] = sum(min(each, record.num_entries) for each, record in zip(answer, records, strict=True))
-
-    async def _in_worker(self, what: Callable[..., T], *arguments: object) -> T:
-        return await trio.to_thread.run_sync(what, *arguments, limiter=self._workers, abandon_on_cancel=True)
 
 
 def _reason(name: str, held: Counter[str], files: _Files) -> str:

@@ -25,8 +25,8 @@ from kvfs.pages.looking import copies, look
 from libsym.abi import PAGE_ENTRIES
 from libsym.errors import Invalid, SymError
 from scheduler.wire.peers import accept_for_ever
-from symphony.fleet.holding import entries_here
 from symphony.fleet.link import IDLE_S, Ask, Copy, Held, Link, Offer, ask_of, in_worker
+from symphony.fleet.versions import entries_here
 
 log = logging.getLogger(__name__)
 

@@ -84,10 +84,10 @@ class Store:
         """Return the secret of the fleet. The first daemon that asks draws it."""
         mine = secrets.token_bytes(SECRET_BYTES)
         self._etcd.commit([has_revision(self._key, 0)], [putting(self._key, mine)])
-        found = self._etcd.get(self._key)
-        if found is None or len(found.value) != SECRET_BYTES:
+        values = [each.value for each in self._etcd.read(self._key) if each.key == self._key]
+        if [len(each) for each in values] != [SECRET_BYTES]:
             raise ProtocolError(f"{self._key} in etcd is no secret of {SECRET_BYTES} bytes")
-        return found.value
+        return values[0]
 
     def sealed(self, owner: int, digest: bytes) -> tuple[str, bytes]:
         """Return the name and the key of an owner's page."""

@@ -9,12 +9,12 @@ from dataclasses import replace
 import trio
 
 from libsym.errors import SymError
-from symphony.fleet.draining import A_TURN, Draining
+from symphony.fleet.draining import Draining
 from symphony.fleet.etcd import has_revision, putting
 from symphony.fleet.following import Follower
 from symphony.fleet.link import Copy
 from symphony.fleet.membership import Membership
-from symphony.fleet.mirror import Item, Mirror
+from symphony.fleet.mirror import A_TURN, Item, Mirror
 from symphony.fleet.records import Keys
 from symphony.fleet.versions import Draft, Versions
 
@@ -83,7 +83,7 @@ class Upkeep:
             staying = [each for each in there if each not in drained]
             names_drained = not drained.isdisjoint(record.machines)
             is_draining |= names_drained
-            if record.size and (staying + there or [me])[0] == me and self._versions.is_here(item.ident, record.tag):
+            if record.size and (staying + there or [me])[0] == me and self._versions.is_here(item.version):
                 count = min(self._versions.count, self._num_possible())
                 if len(staying) < count or (count and names_drained):
                     await self._copy(item, staying, count)
@@ -104,7 +104,7 @@ class Upkeep:
         record, revision, key, me = item.record, item.revision, self._keys.inode(item.ident), self._membership.name
         try:
             if me not in record.machines:
-                await self._versions.keep(Copy(f"{item.ident}.{record.tag}", me))
+                await self._versions.keep(Copy(item.version, me))
                 there = [me]
             draft = Draft(item.ident, record.tag, there)
             await self._versions.spread(draft, count)

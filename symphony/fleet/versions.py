@@ -146,11 +146,8 @@ class Versions:
                     failures.append(str(error))
         raise SymError(f"no machine that has it can send it: {'; '.join(failures) or 'it is lost here'}", errno.EIO)
 
-    def is_here(self, ident: str, tag: str) -> bool:
-        with suppress(NotFound):
-            self._fs.find(AS_ROOT, _path(ident, tag))
-            return True
-        return False
+    def is_here(self, version: str) -> bool:
+        return _found(self._fs, version) is not None
 
     def drop(self, ident: str, tag: str) -> None:
         """Remove a version from this machine."""
@@ -162,6 +159,22 @@ class Versions:
         before_ns = time.time_ns() - int(YOUNG_S * 1e9)
         names = [os.fsdecode(name) for name, inode in directory.entries.items() if inode.ctime_ns < before_ns]
         return [(ident, tag) for ident, _, tag in (name.partition(".") for name in names)]
+
+
+def entries_here(fs: FileSystem, version: str) -> int:
+    """Return the number of entries of a version on this machine. 0: the version is not here.
+
+    `version`: IDENT.TAG. A version is here as a whole or not at all.
+    """
+    content = _found(fs, version)
+    return 0 if content is None else content.table.length
+
+
+def _found(fs: FileSystem, version: str) -> KvFile | None:
+    fleet = fs.volume.tree.root.entries.get(DIRECTORY)
+    local = None if fleet is None else fleet.entries.get(VERSIONS)
+    inode = None if local is None else local.entries.get(version.encode())
+    return inode.content if inode is not None and isinstance(inode.content, KvFile) else None
 
 
 def _path(ident: str, tag: str) -> str:

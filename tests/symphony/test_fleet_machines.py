@@ -1,12 +1,14 @@
 """Two whole daemons that find each other in a real etcd."""
 
 import json
+import subprocess
 from contextlib import ExitStack
 
 import pytest
 
+from tests.symphony.daemons import SYMPHONY
 from tests.symphony.fleets import Fleet
-from tests.symphony.launchers import eventually
+from tests.symphony.launchers import PIPES, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +91,9 @@ def test_a_machine_is_drained_and_leaves_by_commands(fleet):
     east, west = fleet.start("east"), fleet.start("west")
     east.run("f = sym.kv_create('fleet/a.kv'); f.write(list(range(10, 250))); sym.kv_sync(f)")
     eventually(lambda: " 1      1      0 " in west.symphony("fleet", "status").stdout.splitlines()[2])
+    assert west.symphony("fleet", "drain", "--cancel", "east").stdout == "east stays\n"
+    refused = west.symphony("fleet", "drain", "", check=False)
+    assert (refused.returncode, "'' is no name of a machine" in refused.stderr) == (2, True)
     drained = west.symphony("fleet", "drain", "east").stdout.splitlines()
     assert drained[0] == "east has 1 version, and writes 0 files"
     assert drained[-1] == "east can go: the fleet needs none of its files"
@@ -102,6 +107,8 @@ def test_a_machine_is_drained_and_leaves_by_commands(fleet):
     assert east.symphony("fleet", "leave").stdout == "east has left the fleet default\n"
     eventually(lambda: list(machines(west)) == ["west"])
     assert "has left the fleet" in trouble(east)
+    refused = east.symphony("fleet", "leave", check=False)
+    assert "a restart of the daemon brings it back" in refused.stderr
     assert west.run("print(len(sym.kv_open('fleet/a.kv')))") == "240\n"
     metrics = (west.mount / ".symphony" / "metrics").read_text().splitlines()
     assert {"symphony_fleet_versions 1", "symphony_fleet_copies_missing 0", "symphony_fleet_drained 0"} <= set(metrics)
@@ -110,6 +117,25 @@ def test_a_machine_is_drained_and_leaves_by_commands(fleet):
     assert (west.stop(), east.stop()) == (0, 0)
     east = fleet.start("east")
     assert list(machines(east)) == ["east"]
+    for daemon in (east, west):
+        assert "Traceback" not in daemon.log.read_text()
+
+
+def test_a_drain_outlives_daemons_and_goes_on_when_a_dead_machine_is_back(fleet):
+    east, west = fleet.start("east"), fleet.start("west")
+    east.run("f = sym.kv_create('fleet/a.kv'); f.write(list(range(10, 250))); sym.kv_sync(f)")
+    east.process.kill()
+    east.clean_up()
+    process = subprocess.Popen([*SYMPHONY, "fleet", "drain", "east"], env=west.environment, **PIPES)
+    said = next(line for line in process.stdout if "it is away" in line)
+    assert "no other machine has 1 of them: start it, or give them up by symphony fleet leave --force east" in said
+    west.process.kill()
+    assert "symphony: the drain of east goes on, but the daemon at" in process.communicate(timeout=60)[1]
+    west.clean_up()
+    east, west = fleet.start("east"), fleet.start("west")
+    drained = west.symphony("fleet", "drain", "east").stdout.splitlines()
+    assert drained[-1] == "east can go: the fleet needs none of its files"
+    assert (east.stop(), west.run("print(len(sym.kv_open('fleet/a.kv')))")) == (0, "240\n")
     for daemon in (east, west):
         assert "Traceback" not in daemon.log.read_text()
 

@@ -763,11 +763,11 @@ def test_what_a_dead_machine_had_alone_is_lost_by_force_only_and_fetched_copies_
             assert await west.length("fleet/read.kv") == 40
             refusal = await error_of(west.names.draining.change("leave", "east"))
             assert "for example /fleet/unread.kv" in str(refusal)
-            assert "drain it, or lose them by --force" in str(refusal)
+            assert "it is away, so start it, or lose them by --force" in str(refusal)
             await west.names.draining.change("lose", "east")
             assert west.names.draining.holdings["east"].paths == ["/fleet/unread.kv"]
             assert not west.membership.drained
-            assert west.etcd.get(Keys(name).change("east")) is None
+            assert not west.etcd.read(Keys(name).change("east"))
             refusal = await error_of(west.names.draining.change("leave", "nobody"))
             assert isinstance(refusal, NotFound)
 

@@ -11,10 +11,9 @@ import pytest
 import trio
 
 from kvfs.names.inode import Credentials
-from libsym.errors import Invalid, NoAccess, NotFound, ProtocolError, SymError, TimedOut
+from libsym.errors import Invalid, NoAccess, NotFound, ProtocolError, SymError
 from symphony.fleet import placement, placing
 from symphony.fleet.client import Peers
-from symphony.fleet.etcd import Etcd
 from symphony.fleet.link import Held, ask_of, contexts, held_of
 from symphony.fleet.membership import Load
 from symphony.fleet.placing import Placer
@@ -32,12 +31,12 @@ __all__ = ["keys", "server"]
 class Side:
     """A member, with what it publishes and the choice that it makes."""
 
-    def __init__(self, member: Member, keys: Path, fleet: str) -> None:
+    def __init__(self, member: Member, keys: Path) -> None:
         self.member, self.name = member, member.name
         self.facts = replace(member.membership._mine(), load=IDLE, identity=dict(member.fs.volume.model.identity))
         member.membership._mine = lambda: self.facts
         peers = Peers(member.fs, member.membership.addresses, contexts(keys / member.name)[1])
-        self.placer = Placer(member.fs, member.etcd, fleet, member.membership, member.names.root, peers)
+        self.placer = Placer(member.fs, member.membership, member.names, peers)
 
     async def place(self, *paths: str, creds: Credentials = ROOT, begins: bool = False) -> dict[str, Any]:
         return await self.placer.place(creds, paths, begins=begins)
@@ -65,7 +64,7 @@ def in_fleet(
     def run(function: Sides) -> None:
         async def main() -> None:
             async with fleet_of(tmp_path, keys, server.url, fleet, NAMES) as members:
-                sides = [Side(member, keys, fleet) for member in members]
+                sides = [Side(member, keys) for member in members]
                 await publish(*sides)
                 await function(*sides)
 
@@ -223,14 +222,15 @@ def test_an_empty_file_of_the_fleet_has_no_pages_anywhere(in_fleet):
     in_fleet(check)
 
 
-def test_without_etcd_nobody_knows_where_versions_are(in_fleet):
+def test_without_etcd_the_versions_count_that_the_machine_knows(in_fleet):
     async def check(east: Side, north: Side, west: Side) -> None:
         del north
         await synced(west, "fleet/a.kv")
-        east.placer._etcd = Etcd(["http://127.0.0.1:1"], None)
-        with pytest.raises(TimedOut, match="etcd does not answer"):
-            await east.place("fleet/a.kv")
-        assert (await east.place())["machine"] in NAMES
+        assert await east.chosen("fleet/a.kv") == "west"
+        east.member.etcd._endpoints[0]._port = 1  # nobody listens there
+        east.member.etcd.close()
+        assert await east.chosen("fleet/a.kv") == "west"
+        assert east.member.names.trouble
 
     in_fleet(check)
 
