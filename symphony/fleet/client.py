@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -152,7 +152,6 @@ class Peers:
         self, user: int | None, creds: Credentials, peer: str, path: str, new_path: str | None, mode: int
     ) -> OpenKv:
         """Fetch a file whose pages are, in the cache, those of `user`. None: the cache is left out."""
-        self._require(peer)
         fs = self._fs
         cache, user = (NO_CACHE, 0) if user is None else (self._cache, user)
         owner = fs.check_new(creds, new_path, mode)
@@ -178,31 +177,26 @@ class Peers:
 
     async def copy(self, peer: str, request: Copy) -> None:
         """Have a peer fetch a version from this daemon, and sync it."""
-        self._require(peer)
-        link = await self._connected(peer)
-        try:
-            await in_worker(link, self._workers, link.send_message, request)
-            await link.wait_readable(COPY_S)
-            require_done(await in_worker(link, self._workers, link.receive_message), peer)
-        finally:
-            link.close()
+        require_done(await self._answer(peer, request, COPY_S, self._workers), peer)
 
     async def held(self, peer: str, question: Held) -> list[int]:
         """Ask a peer how many entries of each version it has."""
-        self._require(peer)
+        return held_of(await self._answer(peer, question, HELD_S, self._connecting), question, peer)
+
+    async def _answer(
+        self, peer: str, question: Copy | Held, limit_s: float, workers: trio.CapacityLimiter
+    ) -> dict[str, Any]:
         link = await self._connected(peer)
         try:
-            await in_worker(link, self._connecting, link.send_message, question)
-            await link.wait_readable(HELD_S)
-            return held_of(await in_worker(link, self._connecting, link.receive_message), question, peer)
+            await in_worker(link, workers, link.send_message, question)
+            await link.wait_readable(limit_s)
+            return await in_worker(link, workers, link.receive_message)
         finally:
             link.close()
 
-    def _require(self, peer: str) -> None:
+    async def _connected(self, peer: str) -> Link:
         if peer not in self._addresses:
             known = ", ".join(self.names) or "none"
             raise NotFound(f"there is no peer {peer} (peers of this daemon: {known}): see symphony-fleet(1)")
-
-    async def _connected(self, peer: str) -> Link:
         connect = partial(Link.connected, self._context, peer, self._addresses[peer])
         return await trio.to_thread.run_sync(connect, limiter=self._connecting, abandon_on_cancel=True)

@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +27,7 @@ from socket import SOCK_STREAM, create_connection, getaddrinfo, gethostname
 from typing import Any, TextIO
 
 from libsym.errors import Invalid, NotConnected, NotFound, SymError
-from symphony.fleet.keys import make_keys_of_token
-from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
+from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY, private
 from symphony.fleet.runner import Request, Runner
 from symphony.launcher.common.places import find_places, make
 from symphony.launcher.machine.system import die_with_parent
@@ -87,7 +86,7 @@ class Cluster:
         """Make the token of a new cluster, unless there is one."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = self.directory / f".token-{secrets.token_hex(8)}"
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with open(new, "x", opener=private) as file:
             file.write(secrets.token_hex(32))
         with suppress(FileExistsError):
             os.link(new, self.token)
@@ -199,6 +198,8 @@ def _one_line(error: BaseException | None) -> str:
 
 def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: str | None) -> int:
     """Run Ray on this machine until a signal arrives. `head`: address of the first machine. None: this is the first."""
+    from symphony.fleet.keys import make_keys_of_token  # noqa: PLC0415 - `fleet status` needs no package of the extra
+
     host, where = _addresses(listen, head)
     directory = _directory(socket)
     if head is None:
@@ -206,7 +207,7 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
     cluster.imported()
     try:
         _end_by_signals()
-        with _lock(directory, machine) as lock, open(cluster.log_of(machine), "wb", opener=_private) as log:
+        with _lock(directory, machine) as lock, open(cluster.log_of(machine), "wb", opener=private) as log:
             make_keys_of_token(cluster.keys, cluster.token.read_bytes(), host)
             (cluster.keys / _HOST).write_text(host)
             if head is not None:
@@ -223,7 +224,8 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
                 preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no thread has begun
             )
             try:
-                _wait_for_ray(cluster, node, machine, directory)
+                # before Ray has this socket, its own connecting would wait for half a minute
+                _wait(cluster, node, machine, lambda: any(directory.glob("session_2*/sockets/raylet*")))
                 status = _serve(cluster, node, where, machine, find_places(socket).programs)
             finally:
                 _end(node)
@@ -262,7 +264,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @contextmanager
 def _lock(directory: Path, machine: str) -> Iterator[int]:
     """Keep Ray's directory locked. Invalid: Ray of this user runs already on this machine."""
-    lock = _private(str(directory.with_name(f"{directory.name}.lock")), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    lock = private(str(directory.with_name(f"{directory.name}.lock")), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield lock
@@ -270,10 +272,6 @@ def _lock(directory: Path, machine: str) -> Iterator[int]:
         raise Invalid(f"your Ray runs already on {machine}") from None
     finally:
         os.close(lock)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _directory(socket: str) -> Path:
@@ -334,10 +332,10 @@ def _words(machine: str, host: str, where: str, directory: Path, *, is_first: bo
     ]
 
 
-def _wait_for_ray(cluster: Cluster, node: subprocess.Popen[bytes], machine: str, directory: Path) -> None:
-    """Wait until Ray has a socket for this machine. Before, Ray's own connecting would wait for half a minute."""
+def _wait(cluster: Cluster, node: subprocess.Popen[bytes], machine: str, is_ready: Callable[[], bool]) -> None:
+    """Wait until Ray is ready on this machine. NotConnected: Ray has ended, or takes too long."""
     ends_s = time.monotonic() + START_S
-    while not [*directory.glob("session_2*/sockets/raylet*")]:
+    while not is_ready():
         if node.poll() is not None or time.monotonic() > ends_s:
             raise NotConnected(f"Ray does not start on {machine}: see {cluster.log_of(machine)}")
         time.sleep(PAUSE_S)
@@ -345,7 +343,6 @@ def _wait_for_ray(cluster: Cluster, node: subprocess.Popen[bytes], machine: str,
 
 def _make_runner(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str, programs: Path) -> None:
     """Make the actor of this machine, or find the one that Ray has started again."""
-    ends_s = time.monotonic() + START_S
     ray = cluster.connected(where)
     options = {
         "name": machine, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "max_restarts": -1,
@@ -353,9 +350,7 @@ def _make_runner(cluster: Cluster, node: subprocess.Popen[bytes], where: str, ma
     }  # fmt: skip
     runner = ray.remote(Runner).options(**options).remote(str(cluster.directory / f"programs-{machine}"), str(programs))
     ready = runner.__ray_ready__.remote()
-    while not ray.wait([ready], timeout=PAUSE_S)[0]:
-        if node.poll() is not None or time.monotonic() > ends_s:
-            raise NotConnected(f"Ray does not start on {machine}: see {cluster.log_of(machine)}")
+    _wait(cluster, node, machine, lambda: bool(ray.wait([ready], timeout=0)[0]))
     ray.get(ready)
     ray.shutdown()
 

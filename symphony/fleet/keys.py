@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
 import re
 import secrets
 import shutil
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from libsym.errors import Exists, Invalid, SymError
-from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
+from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY, private
 from symphony.settings.kinds import MACHINE_NAME
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
@@ -146,6 +145,5 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    with open(path, "xb", opener=private) as file:
         file.write(data)

@@ -144,6 +144,11 @@ def _is_mark(mark: object) -> bool:
     return False
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file. If it is new, only its owner may read it."""
+    return os.open(path, flags, 0o600)
+
+
 def contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return the TLS settings of a server and of a client, with the keys in a directory.
 

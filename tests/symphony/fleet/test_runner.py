@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -164,6 +165,11 @@ def knows(client: Path, server: Path, host: str) -> bool:
                 return False
             sides[1 - number][0].write(sent.read())
     return True
+
+
+def test_a_machine_without_the_extra_fleet_can_look_for_a_cluster():
+    looking = "import sys; import symphony.fleet.cluster; sys.exit('cryptography' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", looking], check=False).returncode == 0
 
 
 def test_ray_encrypts_with_the_keys_of_this_machine(tmp_path: Path):
