@@ -1,14 +1,13 @@
 """Two whole daemons that find each other in a real etcd."""
 
 import json
-import subprocess
 from contextlib import ExitStack
 
 import pytest
 
 from tests.symphony.daemons import SYMPHONY
 from tests.symphony.fleets import Fleet
-from tests.symphony.launchers import PIPES, eventually
+from tests.symphony.launchers import PIPES, eventually, started
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +125,7 @@ def test_a_drain_outlives_daemons_and_goes_on_when_a_dead_machine_is_back(fleet)
     east.run("f = sym.kv_create('fleet/a.kv'); f.write(list(range(10, 250))); sym.kv_sync(f)")
     east.process.kill()
     east.clean_up()
-    process = subprocess.Popen([*SYMPHONY, "fleet", "drain", "east"], env=west.environment, **PIPES)
+    process = started([*SYMPHONY, "fleet", "drain", "east"], env=west.environment, **PIPES)
     said = next(line for line in process.stdout if "it is away" in line)
     assert "no other machine has 1 of them: start it, or give them up by symphony fleet leave --force east" in said
     west.process.kill()
