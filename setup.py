@@ -49,10 +49,12 @@ _MOONCAKE = "platform_machine == 'x86_64' and python_version < '3.14'"  # there 
 FLEET = [
     "cryptography>=50,<52",
     f"mooncake-transfer-engine-non-cuda>=0.3.13,<0.3.14; {_MOONCAKE}",
+    "msgpack>=1.1,<2",
+    "pyzmq>=27,<28",
     "ray>=2.60,<2.61; python_version < '3.15'",  # there are no other wheels
 ]
-"""Make certificates of peers, are the fleet's cache of pages, and start programs on other machines. A daemon with peers
-alone needs none.
+"""Make certificates of peers, are the fleet's cache of pages, publish events, and start programs on other machines. A
+daemon with peers alone needs none.
 """
 PROGRAMS = ["mcp>=2.3,<3", "numpy>=2.0,<3"]
 """Packages that some programs of lips/ need beside libsym. The gateway's are not among them."""

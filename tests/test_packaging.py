@@ -139,7 +139,7 @@ def test_what_is_imported_is_what_the_metadata_asks_for():
         return set(re.findall(r'"([\w-]+)[>=]', "".join(found)))
 
     base, server, gpu = packages("install_requires"), packages("SERVER"), packages("GPU")
-    names = {"_cffi_backend": "cffi", "mooncake": "mooncake-transfer-engine-non-cuda"}
+    names = {"_cffi_backend": "cffi", "mooncake": "mooncake-transfer-engine-non-cuda", "zmq": "pyzmq"}
     imported: dict[str, set[str]] = {}
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):

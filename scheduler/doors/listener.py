@@ -272,12 +272,15 @@ def _first(errors: BaseException) -> BaseException:
     return errors
 
 
-def clear_way(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
-    """Remove the socket of a dead daemon. SymError: a daemon listens there. Exists: the path is not a socket."""
+def clear_way(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM, key: str = "--socket") -> None:
+    """Remove the socket of a dead daemon. SymError: a daemon listens there. Exists: the path is not a socket.
+
+    `key`: the option or key that gave the path.
+    """
     if os.path.lexists(path) and not path.is_socket():
-        raise Exists(f"{path} is there and is no socket: choose another --socket")
+        raise Exists(f"{path} is there and is no socket: choose another {key}")
     if _listens(path, kind):
-        raise SymError(f"a daemon already listens on {path}: stop it, or choose another --socket", errno.EADDRINUSE)
+        raise SymError(f"a daemon already listens on {path}: stop it, or choose another {key}", errno.EADDRINUSE)
     path.unlink(missing_ok=True)
 
 

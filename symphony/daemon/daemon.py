@@ -12,9 +12,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import trio
@@ -29,6 +30,7 @@ from kvfs.durable.keeper import Keeper
 from kvfs.durable.slot_file import slot_bytes_of
 from kvfs.durable.state import State
 from kvfs.durable.state_lock import locked_by_daemon
+from kvfs.durable.watched import WatchedJournal
 from kvfs.fs import FileSystem
 from kvfs.mount.session import serve_mount
 from kvfs.names.disk import Disk
@@ -36,7 +38,7 @@ from kvfs.pages.accounts import AccountLimits, Accounts
 from kvfs.pages.pool import PagePool, num_pages_of
 from kvfs.pages.store import PageStore
 from libsym.channel.socket_path import programs_socket
-from libsym.errors import SymError
+from libsym.errors import NotSupported, SymError
 from scheduler.batch.accounting import TIME_BOUNDS_S
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.cost_model import CostModel
@@ -104,6 +106,8 @@ class House:
     control: ControlTree
     metrics: MetricsPort
     peering: Alone
+    publish: Callable[[], Awaitable[None]]
+    """Publishes which pages are here, for ever. Without `fleet_events`, it does nothing."""
     held: HeldTimes
     helper: HelpersMount | None
     """The mount that the mount helper made. None: the daemon mounts by itself."""
@@ -149,7 +153,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         config.weight,
         lambda account: batches.weigh(account),  # noqa: PLW0108 - `batches` is built later
     )
-    journal = Journal(lambda: fs.volume.tree)
+    journal = (Journal if config.fleet_events is None else WatchedJournal)(lambda: fs.volume.tree)
     fs = FileSystem(
         PagePool(arena, accounts, *restored, num_on_disk, lambda: keeper),
         facts,
@@ -210,6 +214,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         control=ControlTree(fs, shown),
         metrics=MetricsPort(config.metrics_port, shown.metrics),
         peering=peering,
+        publish=_publisher(config, fs, journal),
         held=held,
         helper=helper,
         policy=policy,
@@ -218,6 +223,18 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         ),
     )
     return house
+
+
+def _publisher(config: Config, fs: FileSystem, journal: Journal) -> Callable[[], Awaitable[None]]:
+    """Listen at `fleet_events`, and return the task that publishes. NotSupported: its packages are not installed."""
+    if config.fleet_events is None:
+        return trio.lowlevel.checkpoint
+    if not (find_spec("msgpack") and find_spec("zmq")):
+        raise NotSupported("fleet_events needs packages: pip install 'symphony-os[fleet]'")
+    from symphony.fleet.events import Publisher  # noqa: PLC0415 - needs packages of the extra `fleet`
+
+    assert isinstance(journal, WatchedJournal)
+    return Publisher(config.fleet_events, config.machine, fs, journal).run
 
 
 def _num_on_disk(config: Config, arena: PageStore, num_restored: int) -> int:
@@ -384,6 +401,7 @@ async def _serve_until(
                     nursery.start_soon(house.launchers.run, for_launchers)
                     nursery.start_soon(house.metrics.run)
                     nursery.start_soon(house.peering.run)
+                    nursery.start_soon(house.publish)
                     print(f"symphony: {house.model.name} on {config.mount}, socket {config.socket}", flush=True)
                     notifier.ready(house.status())
                     nursery.start_soon(_load_weights, house, notifier)

@@ -244,6 +244,19 @@ def _endpoints(key: str, given: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
+def _events(key: str, value: Any) -> str:
+    """Check an endpoint of ZeroMQ at which the daemon can listen."""
+    transport, _, where = _string(key, value).partition("://")
+    try:
+        if transport == "tcp":
+            ipaddress.ip_address(address(where)[0])
+        elif transport != "ipc" or not where.startswith("/") or "\0" in where:
+            raise ValueError(where)  # noqa: TRY301 - the same answer as for an address
+    except ValueError:
+        raise Unfit(f"{key} is {value!r}: write ipc:///PATH or tcp://IP-ADDRESS:PORT", key) from None
+    return str(value)
+
+
 def is_any_address(where: str) -> bool:
     """Return whether HOST:PORT stands for all addresses of this machine, so that no other machine can use it."""
     host, _ = address(where)
@@ -270,6 +283,7 @@ WEIGHTS = Kind("table", _weights, {"metavar": "USER=N", "action": "append"}, f"{
 ADDRESS = Kind("string", _address, {"metavar": "HOST:PORT"})
 PEERS = Kind("list", _peers, {"metavar": "NAME=HOST:PORT", "action": "append"})
 ENDPOINTS = Kind("list", _endpoints, {"metavar": "URL", "action": "append"})
+EVENTS = Kind("string", _events, {"metavar": "ENDPOINT"})
 NAME = Kind("string", _name, {"metavar": "NAME"})
 ANY_NUMBER = whole("0 (none may be started) or more", 0)
 PORT = whole("1 to 65535, or 0 for any that is free,", 0, 65_535)

@@ -80,7 +80,7 @@ class Shell:
         self._write_symphony(home / "bin" / "symphony")
         environment = os.environ | {
             "HOME": str(home),
-            "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+            "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "SYMPHONY_SOCKET": str(home / "s"),
             "XDG_RUNTIME_DIR": str(runtime),

@@ -116,6 +116,12 @@ def test_a_line_that_is_named_has_the_key_in_it(lines):
         ('log = "paper"\n', 1, "log 'paper' is not one of auto, text, json, journal"),
         ('mount_helper = "/run/h"\nallow_other = false\n', 2, "allow_other is false"),
         ('fleet_store = "10.0.0.3:1"\n', 1, "fleet_store is for a machine of a fleet: set etcd and peer_listen, too"),
+        (
+            'fleet_events = "tcp://*:5557"\n',
+            1,
+            "fleet_events is 'tcp://*:5557': write ipc:///PATH or tcp://IP-ADDRESS:PORT",
+        ),
+        ('fleet_events = "ipc://@events"\n', 1, "fleet_events is 'ipc://@events': write ipc:///PATH or tcp://"),
         ("metrics_port = 65536\n", 1, "metrics_port is 65536: 1 to 65535, or 0 for any that is free, is needed"),
         ("metrics_port = -1\n", 1, "metrics_port is -1"),
         ("a = 1\na = 2\n", 2, "no TOML: Cannot overwrite a value, in 'a = 2'"),
