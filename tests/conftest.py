@@ -1,5 +1,6 @@
 """Settings of the whole test process. They are made before any test module is imported."""
 
+import atexit
 import gc
 import os
 import signal
@@ -33,16 +34,30 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()  # imports of tests leave little garbage; `pytest_collection_finish` enables collections
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker of xdist end without freeing its objects, which takes seconds. Its results were sent before.
+
+    No handler of `atexit` that removes something is registered yet, so `_exit` runs after all of these.
+    """
+    if hasattr(config, "workerinput"):
+        atexit.register(_exit, os.getpid())
+
+
+def _exit(worker: int) -> None:
+    if os.getpid() == worker:  # and not a process that a test has forked
+        os._exit(0)
+
+
 def pytest_collection_finish() -> None:
     """Freeze what the collection of tests has made. Otherwise each full collection of garbage takes half a second."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Let libraries look at their objects and free them. Some of them name each object that is left."""
-    gc.unfreeze()
+    if not hasattr(session.config, "workerinput"):
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

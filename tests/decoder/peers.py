@@ -6,7 +6,6 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def around(model_class: Any, config: Any, state: dict[str, torch.Tensor]) -> Any:
@@ -28,8 +27,10 @@ def gguf_state(path: Path, kind: Any, num_layers: int, names: list[str]) -> dict
     return {name: np.array(tensors[str(table.get_name(name, try_suffixes=(".weight",)))]) for name in names}
 
 
-def llama_of(path: Path) -> LlamaForCausalLM:
+def llama_of(path: Path) -> Any:
     """A Llama with tied embeddings as transformers runs it, from the file as the gguf package reads it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     fields = {key: value.contents() for key, value in gguf.GGUFReader(path).fields.items() if key.startswith("llama.")}
     config: Any = LlamaConfig(
         vocab_size=fields["llama.vocab_size"],

@@ -8,7 +8,6 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from decoder.batch import Chunk, StepBatch
@@ -140,6 +139,8 @@ SHAPE: dict[str, Any] = {
 
 def small_model(family: str, **shape: Any) -> Any:
     """A model of transformers; windows, caps and scalings are to be so small that they matter in a few tokens."""
+    import transformers  # takes seconds, and few runs have the tests that need it
+
     torch.manual_seed(4)
     config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     config = config_class(**{**SHAPE, **shape}, attn_implementation="eager")

@@ -16,7 +16,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
@@ -79,6 +78,8 @@ def bench(request, model) -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def theirs(path) -> Any:
     """The model as transformers runs it, from the file as the gguf package reads it."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
     config = Gemma3TextConfig(
         vocab_size=262_144,
         hidden_size=640,

@@ -6,11 +6,11 @@ change places on another machine. In these answers the nearest two logits are 2.
 
 from dataclasses import dataclass
 from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
@@ -33,7 +33,7 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> LlamaForCausalLM:
+def theirs() -> Any:
     return llama_of(packaged_gguf())
 
 
@@ -97,7 +97,7 @@ BOUNDS = {
 
 
 @pytest.fixture(scope="module")
-def found(model: Model, theirs: LlamaForCausalLM) -> dict[str, Figures]:
+def found(model: Model, theirs: Any) -> dict[str, Figures]:
     """Figures of transformers' logits and of those of every precision, over beginnings of Python's help topics."""
     encoded = (model.tokenizer.encode(topics[name]) for name in sorted(topics))
     texts = [text[:LENGTH] for text in encoded if len(text) >= LENGTH][:NUM_TEXTS]

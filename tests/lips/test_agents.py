@@ -17,10 +17,9 @@ from statistics import fmean
 import anyio
 import anyio.lowlevel
 import pytest
-from mcp import Client, StdioServerParameters
 
 import libsym as sym
-from lips import async_tools, codeact, mcp_client, react, rlm, swarm
+from lips import async_tools, codeact, react, rlm, swarm
 from tests.lips.scripted import saying, scripted
 from tests.symphony.daemons import SYMPHONY
 
@@ -247,6 +246,10 @@ def test_a_tool_that_takes_longer_than_the_text_is_waited_for(lips):
 
 
 def test_an_mcp_servers_tools_are_called_as_their_schemas_say(lips):
+    from mcp import Client, StdioServerParameters
+
+    from lips import mcp_client
+
     said = [
         '{"tool":"weather","arguments":{"city":"Rome","days":3}}',
         '{"tool":"capital","arguments":{"country":"Mars"}}',

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
 
 from decoder.checkpoints.llama import HEAD
 from decoder.cpu.arena import Arena
@@ -108,6 +107,8 @@ def test_a_mistral_that_names_no_window_has_transformers_default(saved, tmp_path
     [(torch.float32, "1GB", True), (torch.float16, "60KB", False), (torch.bfloat16, "60KB", True)],
 )
 def test_a_checkpoint_of_any_type_whole_or_in_shards_gives_transformers_logits(tmp_path, dtype, shard_bytes, tied):
+    from transformers import LlamaForCausalLM
+
     save(tmp_path, small_model("Llama", tie_word_embeddings=tied).to(dtype), shard_bytes)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == "60KB")
     model = load_model(str(tmp_path))

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from libsym.errors import Invalid
 from tests.decoder.small_checkpoints import TEMPLATE, small_library
@@ -37,6 +36,8 @@ CHATS: dict[str, tuple[str, list[dict[str, Any]], list[Any] | None]] = {
 
 @pytest.mark.parametrize("chat", CHATS)
 def test_a_template_gives_transformers_prompt(chat):
+    from transformers import PreTrainedTokenizerFast
+
     template, messages, tools = CHATS[chat]
     theirs = PreTrainedTokenizerFast(
         tokenizer_object=small_library(), bos_token="<|im_start|>", eos_token="<|im_end|>", chat_template=template

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
-from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from decoder.text.stored_tokenizers import huggingface_tokenizer, piece_merges
 from decoder.text.tokenizer import Tokenizer
@@ -89,6 +87,8 @@ def smollm_pair(_: Path) -> Pair:
 
 def by_their_class(name: str) -> Any:
     """Transformers' slow-named class of a family, with SmolLM2's vocabulary."""
+    import transformers
+
     return getattr(transformers, name)(
         vocab={token: i for i, token in enumerate(vocabulary())},
         merges=[tuple(merge.split(" ")) for merge in smollm_file().texts("tokenizer.ggml.merges")],
@@ -97,6 +97,8 @@ def by_their_class(name: str) -> Any:
 
 
 def llama_3_pair(_: Path) -> Pair:
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
     class FromLists(TikTokenConverter):
         def tokenizer(self) -> LibraryTokenizer:
             return smollm_library(ignore_merges=True)
@@ -117,11 +119,13 @@ def saved_qwen_pair(directory: Path) -> Pair:
 
 
 def gemma_pair(_: Path) -> Pair:
+    from transformers import GemmaTokenizer
+
     metadata = piece_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
     scores = dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
     merges: Any = piece_merges({piece: scores[piece] for piece in pieces()})
-    theirs = transformers.GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    theirs = GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
     theirs.add_tokens([AddedToken(token, normalized=False) for token in USER_DEFINED])
     theirs.add_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL], special_tokens=True)
     return beside_transformers(gemma(), theirs, gives_back=lambda text: SPACE not in text)

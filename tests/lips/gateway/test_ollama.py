@@ -1,6 +1,5 @@
 """Ollama's own client, and the requests of Open WebUI: chats, streams, tools, schemas, contexts."""
 
-import ollama
 import pytest
 from pydantic import BaseModel
 
@@ -20,11 +19,15 @@ class City(BaseModel):
 
 @pytest.fixture
 def client(gateway):
+    import ollama
+
     with ollama.Client(gateway.url, headers=gateway.client().headers, trust_env=False) as client:
         yield client
 
 
 def is_refused(ask, says, status=400):
+    import ollama
+
     with pytest.raises(ollama.ResponseError, match=says) as refused:
         ask()
     assert refused.value.status_code == status
@@ -151,6 +154,8 @@ def test_the_model_is_listed_shown_and_loaded(client, http):
 @pytest.mark.slow
 @pytest.mark.parametrize("gateway", [True], indirect=True)
 def test_one_without_a_key_is_refused_in_the_form_of_the_interface(gateway):
+    import ollama
+
     with ollama.Client(gateway.url, trust_env=False) as stranger:
         is_refused(stranger.list, "key", 403)
         assert set(stranger._client.get("/api/tags").json()) == {"error"}

@@ -3,7 +3,6 @@
 import json
 from typing import Literal
 
-import openai
 import pytest
 from pydantic import BaseModel
 
@@ -24,8 +23,15 @@ class City(BaseModel):
     is_large: bool
 
 
+@pytest.fixture(scope="module")
+def openai():
+    import openai  # takes a second
+
+    return openai
+
+
 @pytest.fixture
-def client(gateway):
+def client(gateway, openai):
     with openai.OpenAI() as client:
         yield client
 
@@ -95,7 +101,7 @@ def test_a_tool_is_called_answered_and_the_answer_used_and_calls_come_in_deltas(
 
 
 @pytest.mark.slow
-def test_structured_output_is_parsed_and_an_error_of_the_client_where_it_is_cut_off(client):
+def test_structured_output_is_parsed_and_an_error_of_the_client_where_it_is_cut_off(client, openai):
     asked = {"model": "any", "messages": user("Tell me of Paris."), "response_format": City}
     parsed = client.chat.completions.parse(**asked, max_tokens=60, temperature=0)
     assert isinstance(parsed.choices[0].message.parsed, City)
@@ -122,7 +128,7 @@ def test_text_completions_go_on_echo_and_score(client):
 
 
 @pytest.mark.slow
-def test_many_prompts_of_one_request_share_steps(client, http):
+def test_many_prompts_of_one_request_share_steps(client, http, openai):
     prompts = [f"Number {number} is" for number in range(20)]
     options = {"model": "any", "echo": True, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
     before = http.get("/live").json()["steps"]
@@ -139,7 +145,7 @@ def test_many_prompts_of_one_request_share_steps(client, http):
         client.completions.create(prompt=[*prompts, "word " * 9000], model="any")
 
 
-def test_errors_are_the_clients_own_classes(client):
+def test_errors_are_the_clients_own_classes(client, openai):
     with pytest.raises(openai.BadRequestError, match="temperature is -1"):
         ask(client, temperature=-1)
     with pytest.raises(openai.NotFoundError):
@@ -148,7 +154,7 @@ def test_errors_are_the_clients_own_classes(client):
 
 
 @pytest.mark.slow
-def test_responses_go_on_from_one_another_by_their_files(client, gateway):
+def test_responses_go_on_from_one_another_by_their_files(client, gateway, openai):
     how = {"model": "any", "instructions": "You are brief.", "max_output_tokens": 12, "temperature": 0}
     first = client.responses.create(input="My name is Ann.", **how)
     assert first.output_text
