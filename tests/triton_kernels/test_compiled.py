@@ -15,21 +15,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "symphony-tests/triton"
 
 
 def in_a_process_of_its_own(module: str, *arguments) -> subprocess.CompletedProcess:
     """Run a module without Triton's interpreter, which this process has.
 
-    Triton keeps what it has compiled by a hash of the kernel, the options and its own version.
+    Triton keeps what it has compiled by a hash of the kernel, the options and its own version: for all checkouts.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(ROOT / "build/triton")}
+    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(KEPT)}
     command = [sys.executable, "-W", "error", "-m", f"tests.triton_kernels.{module}", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
+    KEPT.mkdir(parents=True, exist_ok=True)
+    old = ["-mindepth", "1", "-maxdepth", "1", "-mtime", "+14"]
+    subprocess.run(["find", KEPT, *old, "-exec", "rm", "-r", "{}", "+"], check=True)
     told = tmp_path_factory.mktemp("triton") / "figures"
     done = in_a_process_of_its_own("compile_ahead", "--default", "--json", told)
     assert told.exists(), done.stderr
