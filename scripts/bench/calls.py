@@ -185,7 +185,7 @@ def main() -> None:
     kinds = {"model": "smollm2", "precision": "bf16", "only": "empty,branches,decoding"}
     args = arguments(__doc__, **kinds, **sizes, quick=False, json=False).parse_args()
     if args.quick:
-        args.model, args.precision, args.rounds, args.calls = "tiny", "float32", 2, 20_000
+        args.model, args.precision, args.rounds, args.calls = "tiny", "float32", 1, 4_000
     parts, rows = chosen(args.only, kinds["only"].split(",")), list[Row]()
     with connected(args.model, "--precision", args.precision) as daemon:
         if "empty" in parts:
