@@ -2,13 +2,17 @@
 
 import atexit
 import gc
+import inspect
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 from tests.patches import Patches
@@ -58,6 +62,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Let libraries look at their objects and free them. Some of them name each object that is left."""
     if not hasattr(session.config, "workerinput"):
         gc.unfreeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine: by its first argument with a `run_test`, or in the loop that `backend` names."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    made: dict[str, Any] = pyfuncitem.funcargs
+    given = {name: made[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    own = partial(anyio.run, backend=made.get("backend", "trio"))
+    run = next((each.run_test for each in given.values() if hasattr(each, "run_test")), own)
+    run(partial(pyfuncitem.obj, **given))
+    return True
 
 
 @pytest.fixture(scope="session", autouse=True)

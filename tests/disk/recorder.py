@@ -127,13 +127,7 @@ class Disk:
     # What goes wrong
 
     def fail(
-        self,
-        op: str = "any",
-        path: str = "*",
-        *,
-        after: int = 0,
-        times: int | None = 1,
-        errno: int = errno_names.EIO,
+        self, op: str = "any", path: str = "*", *, after: int = 0, times: int | None = 1, errno: int = errno_names.EIO
     ) -> None:
         """Let `after` such operations pass and fail the next `times`; None: all that follow.
 

@@ -46,7 +46,7 @@ class Face:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def run(self, program: Callable[[], Awaitable[None]]) -> None:
+    def run_test(self, program: Callable[[], Awaitable[None]]) -> None:
         anyio.run(program, backend="asyncio" if self.name == "threads" else self.name)
 
     async def perform(self, client: ClientChannel, call: Call) -> Reply:

@@ -72,5 +72,5 @@ class Requests(Bench):
             self.fs.kv_remove(ME, "read.kv")
             self.fs.kv_close(reading)
 
-        self.run(scenario)
+        self.run_test(scenario)
         return lip.channel

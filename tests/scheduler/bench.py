@@ -130,7 +130,7 @@ class Bench:
         for result in results:
             await result.wait()
 
-    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+    def run_test(self, scenario: Callable[[], Awaitable[None]]) -> None:
         """Run `scenario` beside the scheduler, then check the books."""
 
         async def main() -> None:

@@ -1,13 +1,10 @@
 """Fixtures. A test module that needs more than a Bench subclasses it, and has the result as `bench`, too.
 
-A test that is a coroutine runs by the `run` of the first of its arguments that has one: `Bench.run` runs it beside the
-scheduler, and checks the books after it.
+`Bench.run_test` runs a test that is a coroutine beside the scheduler, and checks the books after it.
 """
 
 import gc
-import inspect
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,16 +16,6 @@ from scheduler.batch.call import PredCall
 from scheduler.batch.generation import GenerateCall
 from tests.scheduler.bench import VOCAB_SIZE, Answers, Bench
 from tests.scheduler.served_bench import Side
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    run = next(each.run for each in given.values() if hasattr(each, "run"))
-    run(partial(pyfuncitem.obj, **given))
-    return True
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ class KeptBench(Bench):
         self.keeper = Keeper(self.state, kept, self.fs.volume, journal)
         self._limits = limits
 
-    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+    def run_test(self, scenario: Callable[[], Awaitable[None]]) -> None:
         """Run `scenario` beside the scheduler and the storage, then check the books."""
 
         async def main() -> None:

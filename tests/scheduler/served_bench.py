@@ -51,7 +51,7 @@ def close(handle):
 
 
 class Side(Bench):
-    """`run` runs a scenario beside the scheduler; the books are right after it, and after its program has gone."""
+    """`run_test` runs a scenario beside the scheduler; the books are right after it, and after its program has gone."""
 
     def __init__(self, directory, *, is_served=True, is_narrow=True):
         """`is_narrow`: the gate leaves files in the run after each call, as the core does. Else the core reserves more,
@@ -65,7 +65,7 @@ class Side(Bench):
         self.lips = [self.connect(ANN), self.connect(ANN), self.connect(BOB)]
         self.program = self.lips[0]
 
-    def run(self, scenario):
+    def run_test(self, scenario):
         async def main():
             async with trio.open_nursery() as self.nursery:
                 self.nursery.start_soon(self.batches.run)

@@ -117,8 +117,8 @@ class Standing(Bench):
             await trio.sleep(0.001)
             self.batches.sync()
 
-    def run(self, scenario):
-        super().run(scenario)
+    def run_test(self, scenario):
+        super().run_test(scenario)
         self.close()
 
     def close(self):

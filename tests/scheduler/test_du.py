@@ -119,11 +119,7 @@ def test_what_a_file_shares_is_told_to_its_readers_alone(bench):
     bench.fs.kv_close(source)
     rows, _, _ = bench.rows(creds=OTHER)
     shown = {row["path"]: (row["tokens"], row["pages"], row["exclusive_pages"], row["shared_pages"]) for row in rows}
-    assert shown == {
-        "./also.kv": (64, 2, None, None),
-        "./open.kv": (64, 2, 0, 2),
-        "./secret.kv": (64, 2, None, None),
-    }
+    assert shown == {"./also.kv": (64, 2, None, None), "./open.kv": (64, 2, 0, 2), "./secret.kv": (64, 2, None, None)}
     found = bench.total(creds=OTHER)
     assert (found["pages"], found["exclusive_pages"], found["shared_pages"]) == (6, 0, 2)
     assert bench.rows("secret.kv", OTHER)[0] == [row | {"path": "secret.kv"} for row in rows[2:]]

@@ -335,24 +335,21 @@ def test_what_was_sent_is_kept_for_a_while_only(post):
     assert post.got(reader) == []
 
 
-def test_a_program_has_so_many_waits_and_when_it_goes_they_stay_silent_and_its_buffers_go(post):
-    async def main():
-        sender, reader = post.join(1), post.join(2)
+async def test_a_program_has_so_many_waits_and_when_it_goes_they_stay_silent_and_its_buffers_go(post):
+    sender, reader = post.join(1), post.join(2)
+    post.send(sender, 2, b"x")
+    post.recv(reader, "t", timeout_ms=1000)
+    for _ in range(MAX_WAITS - 1):
+        post.recv(reader, "t")
+    with pytest.raises(WouldBlock):
+        post.recv(reader, "t")
+    post.mail.leave(reader)
+    assert (reader.channel.replies, reader.num_later, reader.calls) == ([], 0, {})
+    assert len(post.mail._alarms) == 0
+    with pytest.raises(NotFound):
         post.send(sender, 2, b"x")
-        post.recv(reader, "t", timeout_ms=1000)
-        for _ in range(MAX_WAITS - 1):
-            post.recv(reader, "t")
-        with pytest.raises(WouldBlock):
-            post.recv(reader, "t")
-        post.mail.leave(reader)
-        assert (reader.channel.replies, reader.num_later, reader.calls) == ([], 0, {})
-        assert len(post.mail._alarms) == 0
-        with pytest.raises(NotFound):
-            post.send(sender, 2, b"x")
-        assert post.send(sender, "t", b"x") == 0
-        assert post.got(post.join(2)) == []
-
-    trio.run(main)
+    assert post.send(sender, "t", b"x") == 0
+    assert post.got(post.join(2)) == []
 
 
 # ---- rings that are full

@@ -64,7 +64,7 @@ class House:
         self.pressing.grace_s = GRACE_S
         self._next_request = 0
 
-    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+    def run_test(self, main: Callable[[], Awaitable[None]]) -> None:
         """Run `main` while alarms go off; time passes when all tasks wait for it."""
 
         async def both() -> None:

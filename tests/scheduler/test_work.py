@@ -95,7 +95,7 @@ def work_of_calls(directory: Path, monkeypatch: pytest.MonkeyPatch, capacity: di
                 await figures(bench, work, found, shown)
                 await bench.keeper.sync_all()
 
-    bench.run(main)
+    bench.run_test(main)
     return {what: min(each[what] for each in rounds[1:]) for what in rounds[0]}
 
 

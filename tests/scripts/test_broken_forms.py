@@ -32,10 +32,7 @@ BROKEN = {
     ),
     "bench/steps.py": Broken(GONE, words=STREAMS),
     "fuzz/frames.py": Broken("the daemon ended"),
-    "fuzz/core.py": Broken(
-        "FAILED seed 1",
-        "from tests.kvfs.core.model import Model\nModel.leave = lambda *_: None",
-    ),
+    "fuzz/core.py": Broken("FAILED seed 1", "from tests.kvfs.core.model import Model\nModel.leave = lambda *_: None"),
     "fuzz/image_bytes.py": Broken(
         "FAILED seed 1: AssertionError",
         "from kvfs.images.importer import ImageImport\nImageImport.abandon = lambda self: None",

@@ -45,11 +45,7 @@ class Daemon:
         # Of launchers: short, for they have sockets deep below it; the same for each daemon of this directory.
         self.runtime = Path(tempfile.gettempdir()) / f"sl-{sha256(bytes(directory)).hexdigest()[:10]}"
         self.runtime.mkdir(mode=0o700, exist_ok=True)
-        self.environment = {
-            **os.environ,
-            "SYMPHONY_SOCKET": str(self.socket),
-            "XDG_RUNTIME_DIR": str(self.runtime),
-        }
+        self.environment = {**os.environ, "SYMPHONY_SOCKET": str(self.socket), "XDG_RUNTIME_DIR": str(self.runtime)}
         with self.log.open("ab") as log:
             self.process = started(
                 [*command, "serve", "--mount", self.mount, "--state", directory / "state", *options],

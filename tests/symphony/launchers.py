@@ -17,10 +17,7 @@ from tests.symphony.programs_socket import ProgramsSocket
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
 ROOT = Path(__file__).resolve().parents[2]
-PIPES: dict[str, Any] = {
-    **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
-    "text": True,
-}
+PIPES: dict[str, Any] = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), "text": True}
 """Arguments of Popen for a process that a test talks to."""
 
 

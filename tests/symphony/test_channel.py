@@ -59,7 +59,7 @@ def test_the_version_that_both_speak_is_in_the_welcome_and_in_the_region(shared,
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared")
-def test_a_thousand_tasks_of_one_program_get_what_one_would_get_alone():
+async def test_a_thousand_tasks_of_one_program_get_what_one_would_get_alone():
     answers: dict[int, list[int]] = {}
 
     async def loop(number):
@@ -69,11 +69,8 @@ def test_a_thousand_tasks_of_one_program_get_what_one_would_get_alone():
                 tokens = [(await sym.aio.pred(kv, tokens)).argmax()]
                 answers[number] += tokens
 
-    async def main():
-        async with anyio.create_task_group() as tasks:
-            for number in range(1000):
-                tasks.start_soon(loop, number)
-
-    anyio.run(main, backend="trio")
+    async with anyio.create_task_group() as tasks:
+        for number in range(1000):
+            tasks.start_soon(loop, number)
     assert len(answers) == 1000
     assert all(len(found) == 2 and found == answers[number % 10] for number, found in answers.items())

@@ -44,28 +44,24 @@ def test_a_message_whose_reply_nobody_looked_at_comes_again(shared):
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_tasks_that_are_cancelled_take_no_message_away(shared, backend):
+async def test_tasks_that_are_cancelled_take_no_message_away(shared, backend):
     got = []
+    me = await sym.aio.getpid()
 
-    async def main():
-        me = await sym.aio.getpid()
+    async def read():
+        got.append(await sym.aio.recv())
 
-        async def read():
-            got.append(await sym.aio.recv())
-
-        for turn in range(10):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(50):
-                    tasks.start_soon(read)
-                await sym.aio.getpid()
-                for number in range(30):
-                    await sym.aio.send(me, turn * 30 + number)
-                tasks.cancel_scope.cancel()
-        with suppress(sym.WouldBlock):
-            while True:
-                got.append(await sym.aio.recv(timeout=0))
-
-    anyio.run(main, backend=backend)
+    for turn in range(10):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(50):
+                tasks.start_soon(read)
+            await sym.aio.getpid()
+            for number in range(30):
+                await sym.aio.send(me, turn * 30 + number)
+            tasks.cancel_scope.cancel()
+    with suppress(sym.WouldBlock):
+        while True:
+            got.append(await sym.aio.recv(timeout=0))
     assert sorted(got) == list(range(300))
 
 

@@ -71,19 +71,17 @@ def test_a_function_that_does_not_fill_its_file_is_told_so_and_leaves_nothing(co
     sym.kv_open_or_compute("a.kv", [1, 2]).close()
 
 
-def test_in_an_event_loop_a_plain_function_may_fill_it_and_what_does_not_is_told_so(connected):
+@pytest.mark.parametrize("backend", ["asyncio"])
+async def test_in_an_event_loop_a_plain_function_may_fill_it_and_what_does_not_is_told_so(connected, backend):
     async def tokens(_kv):
         return [1, 2, 3]
 
-    async def main():
-        with pytest.raises(sym.Invalid, match="empty: kv_write"):
-            await sym.aio.kv_open_or_compute("a.kv", tokens)
-        for compute in (coroutine, lambda kv: kv.write([1])):
-            kv = await sym.aio.kv_open_or_compute("a.kv", compute)
-            assert (await sym.aio.kv_stat(kv)).tokens == 1
-            await sym.aio.kv_remove(kv)
-
-    anyio.run(main)
+    with pytest.raises(sym.Invalid, match="empty: kv_write"):
+        await sym.aio.kv_open_or_compute("a.kv", tokens)
+    for compute in (coroutine, lambda kv: kv.write([1])):
+        kv = await sym.aio.kv_open_or_compute("a.kv", compute)
+        assert (await sym.aio.kv_stat(kv)).tokens == 1
+        await sym.aio.kv_remove(kv)
 
 
 def test_a_generation_that_compute_leaves_behind_ends_when_the_file_gets_its_name(connected):
@@ -150,37 +148,33 @@ def test_what_fails_while_it_is_computed_leaves_nothing(connected):
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_tasks_compute_once_and_a_cancelled_one_leaves_nothing(connected, backend):
+async def test_tasks_compute_once_and_a_cancelled_one_leaves_nothing(connected, backend):
     computed = []
+    began = anyio.Event()
 
-    async def main():
-        began = anyio.Event()
+    async def stuck(kv):
+        await sym.aio.kv_write(kv, [1])
+        began.set()
+        await anyio.sleep_forever()
 
-        async def stuck(kv):
-            await sym.aio.kv_write(kv, [1])
-            began.set()
-            await anyio.sleep_forever()
+    async def compute(kv):
+        computed.append(kv)
+        await sym.aio.kv_write(kv, [2, 3])
 
-        async def compute(kv):
-            computed.append(kv)
-            await sym.aio.kv_write(kv, [2, 3])
+    async def want():
+        async with await sym.aio.kv_open_or_compute("a.kv", compute) as kv:
+            assert (await sym.aio.kv_read(kv))[0] == [2, 3]
 
-        async def want():
-            async with await sym.aio.kv_open_or_compute("a.kv", compute) as kv:
-                assert (await sym.aio.kv_read(kv))[0] == [2, 3]
-
-        async with anyio.create_task_group() as tasks, anyio.create_task_group() as first:
-            first.start_soon(sym.aio.kv_open_or_compute, "a.kv", stuck)
-            await began.wait()
-            async with anyio.create_task_group() as waiting:
-                waiting.start_soon(want)
-                await anyio.wait_all_tasks_blocked()
-                waiting.cancel_scope.cancel()  # and takes no claim with it
-            for _ in range(5):
-                tasks.start_soon(want)
-            first.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
+    async with anyio.create_task_group() as tasks, anyio.create_task_group() as first:
+        first.start_soon(sym.aio.kv_open_or_compute, "a.kv", stuck)
+        await began.wait()
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(want)
+            await anyio.wait_all_tasks_blocked()
+            waiting.cancel_scope.cancel()  # and takes no claim with it
+        for _ in range(5):
+            tasks.start_soon(want)
+        first.cancel_scope.cancel()
     assert len(computed) == 1
 
 

@@ -9,10 +9,7 @@ import pytest
 from tests.symphony.launchers import PIPES, SYMPHONY
 from tests.symphony.sandboxes import needs_sandbox
 
-pytestmark = [
-    needs_sandbox,
-    pytest.mark.skipif(os.getuid() != 0, reason="NO REMOUNT TESTED: only root mounts"),
-]
+pytestmark = [needs_sandbox, pytest.mark.skipif(os.getuid() != 0, reason="NO REMOUNT TESTED: only root mounts")]
 LOOKS = """
 import os, sys
 kv = sys.argv[1]

@@ -180,8 +180,7 @@ def test_a_daemon_looks_for_room_again_and_again(caplog, monkeypatch):
             trio.from_thread.run_sync(enough.set)
 
     fake: Any = SimpleNamespace(
-        load=lambda _weights, _checkpoint: Loaded(fake, make_room=look),
-        provide=lambda _decoder, _native: None,
+        load=lambda _weights, _checkpoint: Loaded(fake, make_room=look), provide=lambda _decoder, _native: None
     )
 
     async def keep() -> None:

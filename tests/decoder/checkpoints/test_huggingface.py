@@ -31,15 +31,7 @@ from tests.decoder.checkpoints.families import (
     model_of,
 )
 from tests.decoder.reference import ReferenceDecoder
-from tests.decoder.small_checkpoints import (
-    SHAPE,
-    VOCAB_SIZE,
-    copied,
-    expected_logits,
-    logits_of,
-    save,
-    small_model,
-)
+from tests.decoder.small_checkpoints import SHAPE, VOCAB_SIZE, copied, expected_logits, logits_of, save, small_model
 
 
 @dataclasses.dataclass(frozen=True)

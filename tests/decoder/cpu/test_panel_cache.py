@@ -99,12 +99,7 @@ def test_a_mapped_file_may_be_removed(cache, about, kept, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("revision", 2),
-        ("fingerprint", "0" * 64),
-        ("matrices", [[3, 64, 96, 0]]),
-    ],
+    ("field", "value"), [("revision", 2), ("fingerprint", "0" * 64), ("matrices", [[3, 64, 96, 0]])]
 )
 def test_panels_of_another_kind_are_packed_anew_and_replaced(cache, about, kept, caplog, field, value):
     other = replace(about, **{field: value})

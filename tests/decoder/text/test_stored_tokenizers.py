@@ -344,10 +344,7 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
         ('{"model": {"type": "WordPiece"}, "decoder": {"type": "WordPiece"}}', "is not a BPE tokenizer"),
         ('{"model": {"type": "BPE"}, "decoder": {"type": "Metaspace"}}', "Metaspace.* is not supported"),
         ('{"model": {"type": "BPE", "vocab": 7}, "decoder": {"type": "ByteLevel"}}', "library cannot read it"),
-        (
-            json.dumps({"added_tokens": [], "model": ONE_LETTER, "decoder": BYTE_LEVEL}),
-            "242 bytes have no token",
-        ),
+        (json.dumps({"added_tokens": [], "model": ONE_LETTER, "decoder": BYTE_LEVEL}), "242 bytes have no token"),
         (small_library().to_str(), f"has token {VOCAB_SIZE - 1}, the model's vocabulary ends at 99"),
     ],
 )

@@ -40,8 +40,7 @@ def test_truncating(twins: Twins) -> None:
         size="0; 3; 10; 1048577",
     )
     twins.compare(
-        start + "hold h f O_RDONLY\n ftruncate h 5 -> EINVAL\n fstat h -> ok",
-        "mkdir d 0755\n truncate d 0 -> EISDIR",
+        start + "hold h f O_RDONLY\n ftruncate h 5 -> EINVAL\n fstat h -> ok", "mkdir d 0755\n truncate d 0 -> EISDIR"
     )
 
 

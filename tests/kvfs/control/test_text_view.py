@@ -74,16 +74,12 @@ def file(tmp_path):
     file.fs.check()
 
 
-def test_a_piece_of_the_text_is_that_slice_of_the_whole(file):
+async def test_a_piece_of_the_text_is_that_slice_of_the_whole(file):
     file.append(random.Random(1).choices(range(len(TEXTS)), k=80))
-
-    async def read_pieces() -> None:
-        for offset in range(len(file.text) + 2):
-            for size in (1, 5, len(file.text)):
-                piece = await file.view.read(file.handle.content, offset, size)
-                assert piece == file.text[offset : offset + size]
-
-    trio.run(read_pieces)
+    for offset in range(len(file.text) + 2):
+        for size in (1, 5, len(file.text)):
+            piece = await file.view.read(file.handle.content, offset, size)
+            assert piece == file.text[offset : offset + size]
 
 
 def test_the_text_grows_with_the_file_and_follows_a_truncation(file):

@@ -1,21 +1,8 @@
-import inspect
-from functools import partial
 from pathlib import Path
 
 import pytest
-import trio
 
 from tests.kvfs.durable.damage import copy_of, make_state
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run tests that are async functions."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = inspect.signature(pyfuncitem.obj).parameters
-    trio.run(partial(pyfuncitem.obj, **{name: pyfuncitem.funcargs[name] for name in arguments}))
-    return True
 
 
 @pytest.fixture(scope="session")

@@ -18,15 +18,7 @@ from kvfs.images.snapshot import Snapshot
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace
-from tests.kvfs.fakes import (
-    BytesSource,
-    FakeDecoder,
-    FakeFacts,
-    FakeStore,
-    allocate,
-    fake_identity,
-    import_image,
-)
+from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeFacts, FakeStore, allocate, fake_identity, import_image
 from tests.kvfs.images.hostile import image_of
 
 ANN, BOB = 1001, 1002

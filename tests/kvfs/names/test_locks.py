@@ -153,22 +153,19 @@ def test_a_lock_costs_the_same_beside_ten_thousand_that_share_it(locks: FileLock
     assert max(many, refused, released) < 8 * few
 
 
-def test_a_release_costs_the_same_beside_thousands_that_wait() -> None:
-    async def main() -> None:
-        locks, order = FileLocks(), list[str]()
-        locks.acquire_nowait(FILE, "holder", exclusive=True)
-        async with trio.open_nursery() as nursery:
-            for number in range(4_000):
-                nursery.start_soon(_acquire, locks, f"{number}", True, order)
-            await trio.testing.wait_all_tasks_blocked()
-            locks.release(FILE, "holder")
-            costs = []
-            for number in range(4_000):
-                costs.append(seconds(lambda owner: locks.release(FILE, owner), locks.holders(FILE)))
-                if number % 500 == 499:
-                    await trio.testing.wait_all_tasks_blocked()
-        assert len(order) == 4_000
-        assert len(locks) == 0
-        assert sum(costs[:500]) < 8 * sum(costs[-500:])
-
-    trio.run(main)
+async def test_a_release_costs_the_same_beside_thousands_that_wait() -> None:
+    locks, order = FileLocks(), list[str]()
+    locks.acquire_nowait(FILE, "holder", exclusive=True)
+    async with trio.open_nursery() as nursery:
+        for number in range(4_000):
+            nursery.start_soon(_acquire, locks, f"{number}", True, order)
+        await trio.testing.wait_all_tasks_blocked()
+        locks.release(FILE, "holder")
+        costs = []
+        for number in range(4_000):
+            costs.append(seconds(lambda owner: locks.release(FILE, owner), locks.holders(FILE)))
+            if number % 500 == 499:
+                await trio.testing.wait_all_tasks_blocked()
+    assert len(order) == 4_000
+    assert len(locks) == 0
+    assert sum(costs[:500]) < 8 * sum(costs[-500:])

@@ -1,7 +1,5 @@
 """Advice on files: who gives it, where it shows, and files that go when nobody uses them."""
 
-from __future__ import annotations
-
 import logging
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Heat of files: it follows their uses, each user sees his own view, and the number of files does not matter."""
 
-from __future__ import annotations
-
 import stat
 
 import pytest

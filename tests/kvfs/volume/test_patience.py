@@ -1,7 +1,5 @@
 """Files that the kernel is about to forget: who waits for that, and for how long."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -22,7 +22,7 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 
 @pytest.mark.parametrize("num_calls", [1, pytest.param(1500, marks=pytest.mark.slow)])
-def test_calls_that_the_daemon_holds_hold_up_no_others_until_as_many_as_may_be_are_under_way(
+async def test_calls_that_the_daemon_holds_hold_up_no_others_until_as_many_as_may_be_are_under_way(
     client, observer, face, num_calls
 ):
     """1,024 are under way in a process; the others are sent as those end."""
@@ -31,25 +31,22 @@ def test_calls_that_the_daemon_holds_hold_up_no_others_until_as_many_as_may_be_a
     async def one(number: int) -> None:
         done[number] = (await face.perform(client, ping(number, b"%d" % number, flags=HOLD))).payload
 
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for number in range(num_calls):
-                tasks.start_soon(one, number)
-            await calls_held(observer, min(num_calls, 1024))
-            if num_calls == 1:  # the caller that waits longest leads, and has to hand on what is not its own
-                for number in range(50):
-                    assert (await face.perform(client, ping(number))).args[0] == number
-            assert done == {}
-            while len(done) < num_calls:
-                observer.call(Op.PING, flags=RELEASE)
-                await anyio.lowlevel.checkpoint()
-
-    face.run(program)
+    async with anyio.create_task_group() as tasks:
+        for number in range(num_calls):
+            tasks.start_soon(one, number)
+        await calls_held(observer, min(num_calls, 1024))
+        if num_calls == 1:  # the caller that waits longest leads, and has to hand on what is not its own
+            for number in range(50):
+                assert (await face.perform(client, ping(number))).args[0] == number
+        assert done == {}
+        while len(done) < num_calls:
+            observer.call(Op.PING, flags=RELEASE)
+            await anyio.lowlevel.checkpoint()
     assert done == {number: b"%d" % number for number in range(num_calls)}
 
 
 @pytest.mark.slow
-def test_a_full_ring_makes_callers_wait_and_loses_nothing(daemon: Daemon, face: Face) -> None:
+async def test_a_full_ring_makes_callers_wait_and_loses_nothing(daemon: Daemon, face: Face) -> None:
     """The daemon is stopped while more is submitted than the ring holds; other tasks of a loop go on."""
     client = daemon.client()
     payload = bytes(MAX_FRAME_BYTES // 2)
@@ -58,26 +55,25 @@ def test_a_full_ring_makes_callers_wait_and_loses_nothing(daemon: Daemon, face: 
     async def one() -> None:
         sizes.append(len((await face.perform(client, ping(payload=payload))).payload))
 
-    async def program() -> None:
-        os.kill(daemon.process.pid, signal.SIGSTOP)
-        try:
-            async with anyio.create_task_group() as tasks:
-                for _ in range(8):
-                    tasks.start_soon(one)
-                await anyio.wait_all_tasks_blocked()
-                await anyio.sleep(0.25 if face.name == "threads" else 0)  # nothing else tells that they wait
-                assert sizes == []
-                os.kill(daemon.process.pid, signal.SIGCONT)
-        finally:
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(one)
+            await anyio.wait_all_tasks_blocked()
+            await anyio.sleep(0.25 if face.name == "threads" else 0)  # nothing else tells that they wait
+            assert sizes == []
             os.kill(daemon.process.pid, signal.SIGCONT)
-
-    face.run(program)
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
     assert sizes == [len(payload)] * 8
     client.close()
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_every_wait_ends_when_the_daemon_is_killed_or_the_connection_closed(start_daemon, daemon, face, is_killed):
+async def test_every_wait_ends_when_the_daemon_is_killed_or_the_connection_closed(
+    start_daemon, daemon, face, is_killed
+):
     doomed = start_daemon() if is_killed else daemon
     client, observer = doomed.client(), doomed.client()
     errors: list[SymError] = []
@@ -88,42 +84,35 @@ def test_every_wait_ends_when_the_daemon_is_killed_or_the_connection_closed(star
         except SymError as error:
             errors.append(error)
 
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(10):
-                tasks.start_soon(one)
-            await calls_held(observer, 10)
-            if is_killed:
-                doomed.kill()
-            else:
-                client.close()
-        with pytest.raises(NotConnected):
-            await face.perform(client, ping())
-        if not is_killed:
-            await calls_held(observer, 0)
-
-    face.run(program)
+    async with anyio.create_task_group() as tasks:
+        for _ in range(10):
+            tasks.start_soon(one)
+        await calls_held(observer, 10)
+        if is_killed:
+            doomed.kill()
+        else:
+            client.close()
+    with pytest.raises(NotConnected):
+        await face.perform(client, ping())
+    if not is_killed:
+        await calls_held(observer, 0)
     assert [type(error) for error in errors] == [NotConnected] * 10
     told = (doomed.path, "symphony serve") if is_killed else (doomed.path, "closed by this program")
     assert all(words in str(errors[0]) for words in told)
 
 
-def test_errors_arrive_with_their_class_and_words(client: ClientChannel, face: Face) -> None:
+async def test_errors_arrive_with_their_class_and_words(client: ClientChannel, face: Face) -> None:
     refused: list[tuple[Call, type[SymError], str]] = [
         (Call(Op.KV_CLOSE, handle=77), BadHandle, "handle 77 is not open"),
         (ping(payload=bytes(2 << 20)), TooLarge, "2097152 bytes"),
         (Call(Op.PING, args=("x", 0, 0, 0)), Invalid, "whole number"),  # type: ignore[arg-type]  # refused here
     ]
-
-    async def program() -> None:
-        for call, error, words in refused:
-            with pytest.raises(error, match=words):
-                await face.perform(client, call)
-
-    face.run(program)
+    for call, error, words in refused:
+        with pytest.raises(error, match=words):
+            await face.perform(client, call)
 
 
-def test_streams_come_reply_by_reply(client: ClientChannel, face: Face) -> None:
+async def test_streams_come_reply_by_reply(client: ClientChannel, face: Face) -> None:
     async def read(count: int) -> None:
         stream = face.stream(client, Call(Op.PING, flags=MANY, args=(count, 0, 0, 0)))
         replies = [await stream.next() for _ in range(count)]
@@ -132,36 +121,29 @@ def test_streams_come_reply_by_reply(client: ClientChannel, face: Face) -> None:
         with pytest.raises(Invalid, match="nothing more"):
             await stream.next()
 
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for count in range(1, 30):
-                tasks.start_soon(read, count)
-
-    face.run(program)
+    async with anyio.create_task_group() as tasks:
+        for count in range(1, 30):
+            tasks.start_soon(read, count)
 
 
-def test_only_one_caller_at_a_time_waits_for_a_stream(client, observer, face):
+async def test_only_one_caller_at_a_time_waits_for_a_stream(client, observer, face):
     """The others are told so: one that found the end taken from under it would have nothing to return."""
     found: list[int] = []
     refused: list[str] = []
+    stream = face.stream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
 
-    async def program() -> None:
-        stream = face.stream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
+    async def wait() -> None:
+        try:
+            found.append((await stream.next()).args[0])
+        except Invalid as error:
+            refused.append(str(error))
+            if len(refused) == 7:
+                observer.call(Op.PING, flags=RELEASE)
 
-        async def wait() -> None:
-            try:
-                found.append((await stream.next()).args[0])
-            except Invalid as error:
-                refused.append(str(error))
-                if len(refused) == 7:
-                    observer.call(Op.PING, flags=RELEASE)
-
-        await stream.next()
-        async with anyio.create_task_group() as tasks:
-            for _ in range(8):
-                tasks.start_soon(wait)
-
-    face.run(program)
+    await stream.next()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(wait)
     assert found == [1]
     who = face.name.removesuffix("s") if face.name == "threads" else "task"
     assert refused == [f"another {who} waits for the next reply: only one at a time may"] * 7

@@ -31,24 +31,21 @@ def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_the_calls_have_coroutine_twins(connected: Daemon, backend: str) -> None:
-    async def program() -> None:
-        assert await sym.aio.detokenize(await sym.aio.tokenize("hello")) == "hello"
-        async with await sym.aio.kv_create() as kv:
-            assert (await sym.aio.pred(kv, [5, 7])).argmax() == 7
-            async with await sym.aio.kv_fork(kv) as fork, await sym.aio.kv_lock(kv) as held:
-                assert held is kv
-                assert await sym.aio.kv_write(fork, [8]) == 3
-                assert (await sym.aio.kv_read(fork))[0] == [5, 7, 8]
-        assert kv.closed
-        stat = await sym.aio.daemon_stat()
-        assert (stat["open"], stat["locked"]) == ([], False)
-        text = sym.aio.Detokenizer()
-        assert "".join([await text.add(ord(c)) for c in "abc"]) + text.flush() == "abc"
-        with pytest.raises(sym.BadHandle, match="closed"):
-            await sym.aio.pred(kv, [1])
-
-    anyio.run(program, backend=backend)
+async def test_the_calls_have_coroutine_twins(connected: Daemon, backend: str) -> None:
+    assert await sym.aio.detokenize(await sym.aio.tokenize("hello")) == "hello"
+    async with await sym.aio.kv_create() as kv:
+        assert (await sym.aio.pred(kv, [5, 7])).argmax() == 7
+        async with await sym.aio.kv_fork(kv) as fork, await sym.aio.kv_lock(kv) as held:
+            assert held is kv
+            assert await sym.aio.kv_write(fork, [8]) == 3
+            assert (await sym.aio.kv_read(fork))[0] == [5, 7, 8]
+    assert kv.closed
+    stat = await sym.aio.daemon_stat()
+    assert (stat["open"], stat["locked"]) == ([], False)
+    text = sym.aio.Detokenizer()
+    assert "".join([await text.add(ord(c)) for c in "abc"]) + text.flush() == "abc"
+    with pytest.raises(sym.BadHandle, match="closed"):
+        await sym.aio.pred(kv, [1])
 
 
 def test_every_public_call_has_a_twin_of_the_same_signature() -> None:
@@ -63,50 +60,43 @@ def test_every_public_call_has_a_twin_of_the_same_signature() -> None:
         assert inspect.iscoroutinefunction(getattr(sym.aio, name))
 
 
-def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(client, observer, backend):
-    async def program() -> None:
-        answers: list[bytes] = []
+async def test_a_cancelled_task_cancels_its_call_and_the_others_go_on(client, observer, backend):
+    answers: list[bytes] = []
 
-        async def wait(payload: bytes, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
-            with anyio.CancelScope() as scope:
-                task_status.started(scope)
-                answers.append((await perform(client, ping(payload=payload, flags=HOLD))).payload)
-
-        async with anyio.create_task_group() as tasks:
-            scopes = [await tasks.start(wait, b"%d" % number) for number in range(3)]
-            await anyio.wait_all_tasks_blocked()
-            scopes[0].cancel()  # the reader, which has to hand over
-            await calls_held(observer, 2)
-            scopes[2].cancel()
-            await calls_held(observer, 1)
-            observer.call(Op.PING, flags=RELEASE)
-        assert answers == [b"1"]
-
-    anyio.run(program, backend=backend)
-
-
-def test_what_a_cancelled_task_had_no_room_to_send_is_never_sent(client, observer, backend):
-    """Not even by the task that reads when there is room: the call may be gone by then."""
-
-    async def program() -> None:
-        held = [client.stream(ping(flags=HOLD)) for _ in range(1024)]
-        for each in held:
-            each.start()
-        stream = AsyncStream(client, ping(flags=HOLD))
+    async def wait(payload: bytes, *, task_status: TaskStatus[anyio.CancelScope]) -> None:
         with anyio.CancelScope() as scope:
-            scope.cancel()
-            await stream.next()
-        assert scope.cancelled_caught
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(perform, client, ping())
-            await anyio.wait_all_tasks_blocked()
-            observer.call(Op.PING, flags=RELEASE)
-        assert statistics(observer)["held_calls"] == 0
+            task_status.started(scope)
+            answers.append((await perform(client, ping(payload=payload, flags=HOLD))).payload)
 
-    anyio.run(program, backend=backend)
+    async with anyio.create_task_group() as tasks:
+        scopes = [await tasks.start(wait, b"%d" % number) for number in range(3)]
+        await anyio.wait_all_tasks_blocked()
+        scopes[0].cancel()  # the reader, which has to hand over
+        await calls_held(observer, 2)
+        scopes[2].cancel()
+        await calls_held(observer, 1)
+        observer.call(Op.PING, flags=RELEASE)
+    assert answers == [b"1"]
 
 
-def test_a_storm_of_cancellations_leaves_nothing_behind(client: ClientChannel, backend: str) -> None:
+async def test_what_a_cancelled_task_had_no_room_to_send_is_never_sent(client, observer, backend):
+    """Not even by the task that reads when there is room: the call may be gone by then."""
+    held = [client.stream(ping(flags=HOLD)) for _ in range(1024)]
+    for each in held:
+        each.start()
+    stream = AsyncStream(client, ping(flags=HOLD))
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await stream.next()
+    assert scope.cancelled_caught
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(perform, client, ping())
+        await anyio.wait_all_tasks_blocked()
+        observer.call(Op.PING, flags=RELEASE)
+    assert statistics(observer)["held_calls"] == 0
+
+
+async def test_a_storm_of_cancellations_leaves_nothing_behind(client: ClientChannel, backend: str) -> None:
     """Files that were opened for tasks that are gone are closed, rows given back, and every other answer is right."""
     wrong: list[object] = []
 
@@ -120,32 +110,28 @@ def test_a_storm_of_cancellations_leaves_nothing_behind(client: ClientChannel, b
             while True:
                 await perform(client, Call(Op.KV_CREATE))
 
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            for number in range(100):
-                tasks.start_soon(steady, number)
-                tasks.start_soon(doomed, number)
-
-    anyio.run(program, backend=backend)
+    async with anyio.create_task_group() as tasks:
+        for number in range(100):
+            tasks.start_soon(steady, number)
+            tasks.start_soon(doomed, number)
     assert wrong == []
     wait_until(client, "open", [])
     wait_until(client, "held_slots", 0)
 
 
-def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(client, observer, backend):
-    async def program() -> None:
-        stream = AsyncStream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
-        assert (await stream.next()).args[0] == 0
-        with anyio.move_on_after(0.01) as scope:
-            await stream.next()
-        assert scope.cancel_called
-        observer.call(Op.PING, flags=RELEASE)
-        assert (await stream.next()).args[0] == 1
-
-    anyio.run(program, backend=backend)
+async def test_a_stream_whose_wait_was_cancelled_goes_on_where_it_was(client, observer, backend):
+    stream = AsyncStream(client, Call(Op.PING, flags=MANY | HOLD, args=(2, 0, 0, 0)))
+    assert (await stream.next()).args[0] == 0
+    with anyio.move_on_after(0.01) as scope:
+        await stream.next()
+    assert scope.cancel_called
+    observer.call(Op.PING, flags=RELEASE)
+    assert (await stream.next()).args[0] == 1
 
 
-def test_replies_are_passed_on_while_their_task_sleeps_and_an_error_reaches_that_task_alone(client, observer, backend):
+async def test_replies_are_passed_on_while_their_task_sleeps_and_an_error_reaches_that_task_alone(
+    client, observer, backend
+):
     """Each task takes its own replies, though one task reads for all. The task whose function fails gets the error."""
     taken: dict[str, list[int]] = {"failing": [], "steady": [], "cancelled": []}
     switches = 0
@@ -165,16 +151,13 @@ def test_replies_are_passed_on_while_their_task_sleeps_and_an_error_reaches_that
         with pytest.raises(ValueError, match="failing"):
             await each("failing", 3)
 
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(failing)
-            tasks.start_soon(each, "steady", 40)
-            with anyio.move_on_after(0.01) as scope:
-                await each("cancelled", 2)
-            assert scope.cancelled_caught
-            observer.call(Op.PING, flags=RELEASE)
-
-    anyio.run(program, backend=backend)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(failing)
+        tasks.start_soon(each, "steady", 40)
+        with anyio.move_on_after(0.01) as scope:
+            await each("cancelled", 2)
+        assert scope.cancelled_caught
+        observer.call(Op.PING, flags=RELEASE)
     assert taken == {"failing": [0, 1], "steady": list(range(40)), "cancelled": taken["cancelled"]}
     assert switches == 1
     assert statistics(observer)["held_calls"] == 0
@@ -242,19 +225,16 @@ def test_a_loop_leaves_no_descriptor_behind(client: ClientChannel, backend: str)
     assert num_descriptors() <= before + 2
 
 
-def test_a_forked_child_may_not_go_on_with_its_parents_loop(client: ClientChannel) -> None:
-    async def program() -> None:
-        await perform(client, ping())
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                await perform(client, ping())
-            except BadHandle:
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0  # noqa: ASYNC222 - a moment
-        assert (await perform(client, ping(7))).args[0] == 7
-
-    anyio.run(program, backend="trio")  # asyncio itself refuses to go on in a child
+async def test_a_forked_child_may_not_go_on_with_its_parents_loop(client: ClientChannel) -> None:
+    await perform(client, ping())
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            await perform(client, ping())
+        except BadHandle:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0  # noqa: ASYNC222 - a moment
+    assert (await perform(client, ping(7))).args[0] == 7

@@ -85,9 +85,7 @@ def test_requests_come_out_as_they_were_written(client: Client) -> None:
     assert client.server.arm()
 
 
-def test_a_bounded_receive_leaves_the_rest_for_the_next_and_nothing_that_was_taken_can_be_changed(
-    client,
-):
+def test_a_bounded_receive_leaves_the_rest_for_the_next_and_nothing_that_was_taken_can_be_changed(client):
     client.submit(frame(b"good") + frame(b"fine") + frame(b"last"))
     requests = client.server.receive(2)
     client.submit(3 * frame(b"evil"), tail=384)

@@ -130,6 +130,12 @@ def gateways(daemon: Daemon) -> Iterator[Callable[..., Gateway]]:
             gateway.process.wait()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def backend() -> str:
+    """Return the event loop of tests that are coroutines: the gateway's."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 def gateway_daemon(tmp_path_factory):
     with a_daemon(tmp_path_factory.mktemp("gateway"), "--model", "smollm2", "--kv-memory", "512M") as daemon:

@@ -33,30 +33,27 @@ def outlet_on(transport, version):
 @pytest.mark.parametrize(
     ("version", "straight"), [("1.1", b"4\r\nlast\r\n"), ("1.0", b"last"), ("1.2", b"4\r\nlast\r\n")]
 )
-def test_parts_wait_before_the_response_has_begun_and_while_a_client_does_not_read(version, straight):
-    async def program():
-        transport = Transport()
-        outlet = outlet_on(transport, version)
-        outlet.put(b"first")
-        outlet.put(b"second")
-        assert (transport.sent, outlet.is_waiting, outlet.has_begun) == (b"", True, False)
-        async with anyio.create_task_group() as tasks:  # two answers share the stream
-            tasks.start_soon(outlet.flush)
-            tasks.start_soon(outlet.flush)
-            await anyio.lowlevel.checkpoint()
-            outlet.put(b"third")
-        assert transport.sent == b"<head><firstsecondthird>"
-        transport.buffered = 1 << 20
-        outlet.put(b"a")
-        transport.buffered = 0
-        outlet.put(b"b")
-        assert outlet.is_waiting
-        await outlet.flush()
-        outlet.put(b"last")
-        assert not outlet.is_waiting
-        transport.is_closed = True
-        outlet.put(b"for nobody")
-        assert outlet.is_waiting, "the server notices that the client has gone"
-        assert transport.sent == b"<head><firstsecondthird><ab>" + straight
-
-    anyio.run(program)
+async def test_parts_wait_before_the_response_has_begun_and_while_a_client_does_not_read(version, straight):
+    transport = Transport()
+    outlet = outlet_on(transport, version)
+    outlet.put(b"first")
+    outlet.put(b"second")
+    assert (transport.sent, outlet.is_waiting, outlet.has_begun) == (b"", True, False)
+    async with anyio.create_task_group() as tasks:  # two answers share the stream
+        tasks.start_soon(outlet.flush)
+        tasks.start_soon(outlet.flush)
+        await anyio.lowlevel.checkpoint()
+        outlet.put(b"third")
+    assert transport.sent == b"<head><firstsecondthird>"
+    transport.buffered = 1 << 20
+    outlet.put(b"a")
+    transport.buffered = 0
+    outlet.put(b"b")
+    assert outlet.is_waiting
+    await outlet.flush()
+    outlet.put(b"last")
+    assert not outlet.is_waiting
+    transport.is_closed = True
+    outlet.put(b"for nobody")
+    assert outlet.is_waiting, "the server notices that the client has gone"
+    assert transport.sent == b"<head><firstsecondthird><ab>" + straight

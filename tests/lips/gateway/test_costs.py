@@ -76,55 +76,49 @@ def test_the_bodies_of_a_key_have_so_many_bytes_at_once(keyed):
         until(lambda: status(client) == 200)  # what has ended is held no more
 
 
-def test_what_a_dropped_prompt_has_computed_is_charged_and_what_was_refused_only_as_far_as_it_came(gateway_daemon):
+async def test_what_a_dropped_prompt_has_computed_is_charged_and_what_was_refused_only_as_far_as_it_came(
+    gateway_daemon,
+):
     charged = list[int]()
-
-    async def scenario():
-        await sym.aio.connect(str(gateway_daemon.socket))
-        async with await sym.aio.kv_create() as kv:
-            with anyio.CancelScope() as scope:
-                async with engine._charged(charged.append, kv, 0, lambda: 500):
-                    scope.cancel()
-                    await checkpoint()
-            with contextlib.suppress(sym.Invalid):
-                async with engine._charged(charged.append, kv, 0, lambda: 500):
-                    await sym.aio.kv_write(kv, [65] * 7)
-                    await sym.aio.generate(kv, [-1])
-            async with engine._charged(charged.append, kv, 7, lambda: 3):
-                await sym.aio.kv_write(kv, [65] * 3)
-
-    anyio.run(scenario)
+    await sym.aio.connect(str(gateway_daemon.socket))
+    async with await sym.aio.kv_create() as kv:
+        with anyio.CancelScope() as scope:
+            async with engine._charged(charged.append, kv, 0, lambda: 500):
+                scope.cancel()
+                await checkpoint()
+        with contextlib.suppress(sym.Invalid):
+            async with engine._charged(charged.append, kv, 0, lambda: 500):
+                await sym.aio.kv_write(kv, [65] * 7)
+                await sym.aio.generate(kv, [-1])
+        async with engine._charged(charged.append, kv, 7, lambda: 3):
+            await sym.aio.kv_write(kv, [65] * 3)
     sym.close()
     assert charged == [500, 7, 3]
 
 
 @pytest.mark.parametrize("is_endless", [False, True])
-def test_an_answer_to_a_body_that_nobody_reads_is_sent_and_the_rest_of_the_body_dropped(monkeypatch, is_endless):
+async def test_an_answer_to_a_body_that_nobody_reads_is_sent_and_the_rest_of_the_body_dropped(monkeypatch, is_endless):
     """Hypercorn makes the end of an answer wait until a full queue has room for one more message."""
     monkeypatch.setattr("lips.gateway.asgi.LINGERS_S", 0.2)
     sent, refusal = [], {"type": "http.response.body", "body": b"refused"}
+    to, messages = anyio.create_memory_object_stream[dict[str, object]](2)
+    ended = anyio.Event()
 
-    async def scenario():
-        to, messages = anyio.create_memory_object_stream[dict[str, object]](2)
-        ended = anyio.Event()
+    async def body():
+        num_left = 5
+        while (is_endless or num_left) and not ended.is_set():
+            num_left -= 1
+            await to.send({"type": "http.request", "body": b"x", "more_body": is_endless or num_left > 0})
 
-        async def body():
-            num_left = 5
-            while (is_endless or num_left) and not ended.is_set():
-                num_left -= 1
-                await to.send({"type": "http.request", "body": b"x", "more_body": is_endless or num_left > 0})
+    async def send(message):
+        sent.append(message)
+        if not message.get("more_body", False):
+            ended.set()
+            await to.send({"type": "http.disconnect"})
 
-        async def send(message):
-            sent.append(message)
-            if not message.get("more_body", False):
-                ended.set()
-                await to.send({"type": "http.disconnect"})
-
-        exchange = Exchange(messages.receive, send)
-        with anyio.fail_after(60), to, messages:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(body)
-                await exchange.send(refusal)
-
-    anyio.run(scenario)
+    exchange = Exchange(messages.receive, send)
+    with anyio.fail_after(60), to, messages:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(body)
+            await exchange.send(refusal)
     assert sent == [{**refusal, "more_body": True}, {**refusal, "body": b""}]

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -126,7 +125,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_fields_that_are_obeyed_are_read(tiny_gateway, monkeypatch, route):
+async def test_fields_that_are_obeyed_are_read(tiny_gateway, monkeypatch, route):
     """A value of another kind is refused in every such field."""
     monkeypatch.setenv("SYMPHONY_SOCKET", str(tiny_gateway.daemon.socket))
     paths = [
@@ -135,19 +134,15 @@ def test_fields_that_are_obeyed_are_read(tiny_gateway, monkeypatch, route):
         if column_of(route, path) is Column.OBEYED and not (path in FREE or is_of_any_type(path) or is_in_schema(path))
     ]
     unread = []
-
-    async def read():
-        gateway = Reader(await make_gateway(Settings(directory="read"), OneKey(KEY, "")))
-        for path in paths:
-            leaf = plain(path).rpartition(".")[2].removesuffix("[]")
-            least = LEAST[route] | ({"tools": OFFERED[route]} if path.startswith("tool_choice") else {})
-            for value in NONSENSE:
-                if leaf in await gateway.refusal(route, body_of(path, value, least, BESIDE.get(route))):
-                    break
-            else:
-                unread.append(path)
-
-    anyio.run(read)
+    gateway = Reader(await make_gateway(Settings(directory="read"), OneKey(KEY, "")))
+    for path in paths:
+        leaf = plain(path).rpartition(".")[2].removesuffix("[]")
+        least = LEAST[route] | ({"tools": OFFERED[route]} if path.startswith("tool_choice") else {})
+        for value in NONSENSE:
+            if leaf in await gateway.refusal(route, body_of(path, value, least, BESIDE.get(route))):
+                break
+        else:
+            unread.append(path)
     sym.close()
     assert paths
     assert not unread

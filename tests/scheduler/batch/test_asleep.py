@@ -33,7 +33,7 @@ class Sleeper(Side):
 
     num_woken = 0
 
-    def run(self, scenario):
+    def run_test(self, scenario):
         """Run a scenario on a file of three entries, which is handle 1."""
 
         async def main():
@@ -44,7 +44,7 @@ class Sleeper(Side):
             self.num_woken = 0
             await scenario()
 
-        super().run(main)
+        super().run_test(main)
 
     async def _serve(self):
         with suppress(trio.ClosedResourceError, OSError):  # the connection has ended

@@ -25,7 +25,7 @@ def test_a_loop_of_steps_that_ends_leaves_no_descriptor_open(bench):
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - links that may be gone by now
 
     before = num_open()
-    bench.run(trio.lowlevel.checkpoint)
+    bench.run_test(trio.lowlevel.checkpoint)
     assert num_open() <= before
 
 
@@ -42,7 +42,7 @@ async def test_calls_that_wait_together_share_one_step(bench):
 
 def test_steps_that_need_no_interpreter_are_counted(bench):
     bench.steps = Steps()
-    bench.run(lambda: bench.finish(bench.submit(bench.file(), [1])))
+    bench.run_test(lambda: bench.finish(bench.submit(bench.file(), [1])))
     assert (bench.batches.statistics.num_steps, bench.batches.statistics.num_steps_in_c) == (1, 1)
 
 
@@ -95,7 +95,7 @@ def test_a_decoder_is_told_of_the_pages_of_a_call_before_its_step_begins(bench):
         assert told[1:] == [second.call.reservation.frames().tolist()]
         await bench.finish(first, second)
 
-    bench.run(scenario)
+    bench.run_test(scenario)
 
 
 async def test_a_program_that_goes_away_takes_its_calls_with_it(bench):

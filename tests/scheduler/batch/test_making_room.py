@@ -96,8 +96,8 @@ def test_loops_over_ten_times_the_memory_have_the_same_bits_as_with_enough(tmp_p
         found.append(await loops(of, 20, 4))
 
     enough = Bench(tmp_path / "enough", num_pages=400)
-    enough.run(lambda: scenario(enough))
-    bench.run(lambda: scenario(bench))
+    enough.run_test(lambda: scenario(enough))
+    bench.run_test(lambda: scenario(bench))
     assert bench.pager.statistics().num_in > 30
     for number, rows in found[0].items():
         assert len(rows) == 9
@@ -162,8 +162,8 @@ def test_a_low_priority_leaves_memory_for_a_high_one_and_comes_back_by_itself(tm
         found.append(await both(of))
 
     enough = Bench(tmp_path / "enough", num_pages=400)
-    enough.run(lambda: scenario(enough))
-    bench.run(lambda: scenario(bench))
+    enough.run_test(lambda: scenario(enough))
+    bench.run_test(lambda: scenario(bench))
     assert found[0][:2] == found[1][:2]
     assert not found[1][2], "the low one went on, and the high one waited"
     assert bench.pager.statistics().num_preempted == 1

@@ -356,7 +356,7 @@ def test_draws_for_a_decoder_that_lends_no_threads_are_done_by_several_at_once(b
         assert len(crew) == 2
         assert crew & seen
 
-    bench.run(scenario)
+    bench.run_test(scenario)
     assert have_ended(crew)
 
 
@@ -774,7 +774,7 @@ def test_what_a_program_was_sent_is_in_its_file_when_the_run_ends_in_the_step_af
         bench.batches.drop(bench.program)
         threading.Timer(0.1, bench.steps.gate.set).start()  # when the run ends and waits for that step
 
-    Bench.run(bench, scenario)
+    Bench.run_test(bench, scenario)
     length = file.table.length
     bench.close()
     assert sent == [8, 9, 10, 11]

@@ -180,7 +180,7 @@ def test_calls_move_as_the_table_says_and_end_once(tmp_path_factory, monkeypatch
                 assert call.reservation is None
                 assert call.num_promised == 0
 
-        bench.run(scenario)
+        bench.run_test(scenario)
 
     anything()
     # Two are rare; test_standing has one test of each: of room that comes back, and of room that is being zeroed.

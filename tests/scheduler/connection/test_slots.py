@@ -26,7 +26,7 @@ class Connection:
         self.slots = Slots(self.channel, ffi.new("sym_connection *"))
         self.given = []
 
-    def run(self, main):
+    def run_test(self, main):
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
     def take(self, num_rows, name, is_wanted=lambda: True):

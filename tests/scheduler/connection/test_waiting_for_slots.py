@@ -22,7 +22,7 @@ NOW = (1, 0, 0, 0)
 class Two(Bench):
     """Two programs that have both of two files open: `shared` is handle 1, `other` handle 2."""
 
-    def run(self, scenario):
+    def run_test(self, scenario):
         async def main():
             self.lips = [self.lip(), self.lip()]
             self.here = [*self.lips]
@@ -36,7 +36,7 @@ class Two(Bench):
                 await self.see_off_first()
             assert self.batches.num_waiting == 0
 
-        super().run(main)
+        super().run_test(main)
 
     async def see_off_first(self):
         await self.gate.see_off(self.here.pop(0))

@@ -90,7 +90,7 @@ class House:
     def catch_up(self):
         pass
 
-    def run(self, scenario):
+    def run_test(self, scenario):
         async def main():
             calls = trio.socket.from_stdlib_socket(bind(self.calls))
             launchers = trio.socket.from_stdlib_socket(bind(self.for_launchers, socket.SOCK_SEQPACKET))

@@ -51,7 +51,7 @@ class Calls(Bench):
         self.text = Conversation()
         self.tree.root.mode = 0o1777
 
-    def run(self, scenario):
+    def run_test(self, scenario):
         async def main():
             async with trio.open_nursery() as self.nursery:
                 await scenario()

@@ -106,7 +106,7 @@ def test_connections_leave_descriptors_to_the_mount(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
-    house.run(scenario)
+    house.run_test(scenario)
 
 
 def test_a_burst_of_connections_finds_room_while_the_daemon_is_busy(tmp_path):

@@ -43,22 +43,19 @@ def test_a_lock_excludes_other_handles_by_the_name_of_its_holder_if_the_asker_ma
 
 @pytest.mark.parametrize("end", [Op.KV_UNLOCK, Op.KV_CLOSE])
 @pytest.mark.parametrize("has_begun", [True, False])
-def test_a_wait_ends_when_its_own_handle_is_unlocked_or_closed_and_takes_nothing(bench, lips, end, has_begun):
-    async def main():
-        async with trio.open_nursery() as nursery:
-            holder, waiter, heir = lips
-            for lip in (holder, waiter):
-                bench.gate.handle(lip, Request(Op.KV_LOCK, 0, 1, 1, (0, 0, 0, 0), b""), nursery)
-            if has_begun:
-                await trio.testing.wait_all_tasks_blocked()
-            bench.gate.handle(waiter, Request(end, 0, 2, 1, (0, 0, 0, 0), b""), nursery)
+async def test_a_wait_ends_when_its_own_handle_is_unlocked_or_closed_and_takes_nothing(bench, lips, end, has_begun):
+    async with trio.open_nursery() as nursery:
+        holder, waiter, heir = lips
+        for lip in (holder, waiter):
+            bench.gate.handle(lip, Request(Op.KV_LOCK, 0, 1, 1, (0, 0, 0, 0), b""), nursery)
+        if has_begun:
             await trio.testing.wait_all_tasks_blocked()
-            assert waiter.channel.errors == {1: errno.EINTR, 2: 0}
-            bench.gate.handle(holder, Request(Op.KV_UNLOCK, 0, 2, 1, (0, 0, 0, 0), b""), nursery)
-            bench.gate.handle(heir, Request(Op.KV_LOCK, LOCK_NOWAIT, 1, 1, (0, 0, 0, 0), b""), nursery)
-            assert heir.channel.errors == {1: 0}
-            for lip in lips:
-                await bench.gate.see_off(lip)
-        assert len(bench.fs.volume.locks) == 0
-
-    trio.run(main)
+        bench.gate.handle(waiter, Request(end, 0, 2, 1, (0, 0, 0, 0), b""), nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        assert waiter.channel.errors == {1: errno.EINTR, 2: 0}
+        bench.gate.handle(holder, Request(Op.KV_UNLOCK, 0, 2, 1, (0, 0, 0, 0), b""), nursery)
+        bench.gate.handle(heir, Request(Op.KV_LOCK, LOCK_NOWAIT, 1, 1, (0, 0, 0, 0), b""), nursery)
+        assert heir.channel.errors == {1: 0}
+        for lip in lips:
+            await bench.gate.see_off(lip)
+    assert len(bench.fs.volume.locks) == 0

@@ -54,7 +54,7 @@ class House(Bench):
             self.fs.kv_remove(ME, "note.txt")
             assert self.fs.pool.num_free == self.fs.pool.num_pages
 
-        self.run(scenario)
+        self.run_test(scenario)
         assert len(answers.free) == NUM_SLOTS
         return answers.replies[1][-1][2]
 

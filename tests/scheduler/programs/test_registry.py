@@ -242,14 +242,14 @@ def test_limits_are_numbers_of_their_kind(wrong):
 class Watched(Bench):
     """A bench with launched programs that have limits, and are watched."""
 
-    def run(self, scenario):
+    def run_test(self, scenario):
         async def main():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ProgramWatch(self.programs, self.batches.sync, self.batches.stop).run)
                 await scenario()
                 nursery.cancel_scope.cancel()
 
-        super().run(main)
+        super().run_test(main)
 
     def launched(self, **limits):
         lip, link = self.lip(), Link(0, 0)

@@ -32,7 +32,7 @@ class Port:
             await stream.send_all(request.encode())
             return await rest_of(stream)
 
-    def run(self, scenario: Callable[[], Awaitable[None]]) -> None:
+    def run_test(self, scenario: Callable[[], Awaitable[None]]) -> None:
         async def main():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.served.run)
@@ -170,5 +170,5 @@ def test_a_text_that_can_not_be_made_costs_that_connection_alone(port, caplog):
         port.served._text = lambda: "made again"
         assert "made again" in await port.ask(get())
 
-    port.run(scenario)
+    port.run_test(scenario)
     assert "connection for metrics dropped" in caplog.text

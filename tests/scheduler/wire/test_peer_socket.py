@@ -76,12 +76,12 @@ class Attacked(House):
             return self.client(uid=uid)
         return self.client(self.for_launchers, socket.SOCK_SEQPACKET, uid=uid)
 
-    def run(self, scenario):
+    def run_test(self, scenario):
         async def main():
             await scenario()
             await self.still_serves()
 
-        super().run(main)
+        super().run_test(main)
 
     async def still_serves(self):
         """Another client is served by now."""
@@ -186,16 +186,13 @@ async def test_packets_that_nobody_has_read_hold_up_nobody_when_their_connection
 
 @DOORS
 @pytest.mark.usefixtures("older_kernel")
-def test_packets_of_connections_that_wait_hold_up_no_end_of_the_daemon(tmp_path, weapon, door):
-    async def main():
-        kind = socket.SOCK_STREAM if door == "calls" else socket.SOCK_SEQPACKET
-        listening = trio.socket.from_stdlib_socket(bind(tmp_path / "socket", kind))
-        with socket.socket(socket.AF_UNIX, kind) as attacker:
-            attacker.connect(str(tmp_path / "socket"))
-            send(attacker, [weapon()])
-        close_listening(listening)  # a close that is waited for takes until the test is hung
-
-    trio.run(main)
+async def test_packets_of_connections_that_wait_hold_up_no_end_of_the_daemon(tmp_path, weapon, door):
+    kind = socket.SOCK_STREAM if door == "calls" else socket.SOCK_SEQPACKET
+    listening = trio.socket.from_stdlib_socket(bind(tmp_path / "socket", kind))
+    with socket.socket(socket.AF_UNIX, kind) as attacker:
+        attacker.connect(str(tmp_path / "socket"))
+        send(attacker, [weapon()])
+    close_listening(listening)  # a close that is waited for takes until the test is hung
 
 
 @pytest.mark.slow
@@ -273,11 +270,8 @@ async def test_a_connection_made_blocking_by_its_launcher_blocks_nobody(house, i
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
-def test_a_peer_that_closes_without_reading_its_answer_ends_its_own_connection_alone(older_kernel, kind):
-    async def main():
-        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-        with peer_socket.PeerSocket(trio.socket.from_stdlib_socket(ours), peer_socket.Threads()) as peer:
-            peer.socket.send(b"an answer that nobody reads")
-            theirs.close()
-
-    trio.run(main)
+async def test_a_peer_that_closes_without_reading_its_answer_ends_its_own_connection_alone(older_kernel, kind):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with peer_socket.PeerSocket(trio.socket.from_stdlib_socket(ours), peer_socket.Threads()) as peer:
+        peer.socket.send(b"an answer that nobody reads")
+        theirs.close()

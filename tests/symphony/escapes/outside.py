@@ -90,12 +90,7 @@ class Outside:
             self._own(path, mode)
         self._own(writable, 0o777)
         self.directory.chmod(0o755)
-        self.world |= {
-            "secret": str(self.secret),
-            "home": str(self.home),
-            "ssh": str(key),
-            "writable": str(writable),
-        }
+        self.world |= {"secret": str(self.secret), "home": str(self.home), "ssh": str(key), "writable": str(writable)}
 
     def _serve(self, family: int, address: Any) -> Any:
         """A server that answers with the canary; its address."""

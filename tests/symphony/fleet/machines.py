@@ -1,7 +1,5 @@
 """File systems of several machines in one process, with a fake decoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from kvfs.fs import FileSystem, OpenKv

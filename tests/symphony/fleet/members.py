@@ -1,7 +1,5 @@
 """Whole members of a fleet in one process: a file system, peers, a place in the list of machines, and names in etcd."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress

@@ -1,10 +1,8 @@
 """Files of peers: two file systems in one process, real TLS between them, and a fake decoder."""
 
-from __future__ import annotations
-
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -50,7 +48,7 @@ def west(tmp_path: Path) -> Machine:
 
 
 @asynccontextmanager
-async def linked(keys: Path, east: Machine, west: Machine) -> AsyncIterator[tuple[PeerServer, Peers, trio.CancelScope]]:
+async def linked(keys: Path, east: Machine, west: Machine) -> AsyncIterator[tuple[Peers, trio.CancelScope]]:
     """Serve the files of `east` until the scope is cancelled, and connect `west` to them."""
     bound, serving = socket.create_server(("127.0.0.1", 0)), trio.CancelScope()
     server = PeerServer(east.fs, contexts(keys / "east")[0], bound, lambda: None, refuse)
@@ -59,21 +57,13 @@ async def linked(keys: Path, east: Machine, west: Machine) -> AsyncIterator[tupl
         with serving:
             await server.run()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        yield server, Peers(west.fs, {"east": bound.getsockname()[:2]}, contexts(keys / "west")[1]), serving
-        serving.cancel()
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            yield Peers(west.fs, {"east": bound.getsockname()[:2]}, contexts(keys / "west")[1]), serving
+            serving.cancel()
     for machine in (east, west):
         machine.fs.check()
-
-
-def run(keys: Path, east: Machine, west: Machine, what: Callable[[PeerServer, Peers], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        with trio.fail_after(30):
-            async with linked(keys, east, west) as (server, peers, _):
-                return await what(server, peers)
-
-    return trio.run(main)
 
 
 async def begins(condition: Callable[[], bool]) -> None:
@@ -82,8 +72,8 @@ async def begins(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.001)
 
 
-def test_a_fetched_file_has_the_entries_of_the_peers_file_and_goes_on(keys, east, west):
-    async def main(_server: PeerServer, peers: Peers) -> None:
+async def test_a_fetched_file_has_the_entries_of_the_peers_file_and_goes_on(keys, east, west):
+    async with linked(keys, east, west) as (peers, _):
         file = await peers.fetch(USER, "east", "a.kv", "b.kv", 0o640)
         source = east.fs.kv_open(USER, "a.kv", write=False)
         assert [each.tolist() for each in file.table.read()] == [each.tolist() for each in source.table.read()]
@@ -93,25 +83,22 @@ def test_a_fetched_file_has_the_entries_of_the_peers_file_and_goes_on(keys, east
         assert west.values(file)[:LENGTH] == east.values(source)
         assert file.content.marks == ()
 
-    run(keys, east, west, main)
 
-
-def test_pages_that_the_user_has_already_do_not_cross_the_network(keys, east, west):
-    async def main(_server: PeerServer, peers: Peers) -> list[int]:
-        counts = []
+async def test_pages_that_the_user_has_already_do_not_cross_the_network(keys, east, west):
+    counts = []
+    async with linked(keys, east, west) as (peers, _):
         for user in (USER, USER, Credentials(0, 0)):  # pages are shared within one account alone
             await peers.fetch(user, "east", "a.kv", None, 0o600)
             counts.append(peers.num_pages_received)
         source = east.fs.kv_open(USER, "a.kv", write=True)
         east.append(source, range(32))
         await peers.fetch(USER, "east", "a.kv", None, 0o600)
-        return [*counts, peers.num_pages_received]
+        counts.append(peers.num_pages_received)
+    assert counts == [NUM_FULL, NUM_FULL, 2 * NUM_FULL, 2 * NUM_FULL + 1]
 
-    assert run(keys, east, west, main) == [NUM_FULL, NUM_FULL, 2 * NUM_FULL, 2 * NUM_FULL + 1]
 
-
-def test_a_peer_gets_the_file_as_it_was_when_it_asked(keys, east, west):
-    async def main(_server: PeerServer, peers: Peers) -> None:
+async def test_a_peer_gets_the_file_as_it_was_when_it_asked(keys, east, west):
+    async with linked(keys, east, west) as (peers, _):
         east.store.worker_page_s = 0.02  # the server's workers read while the file changes
         source = east.fs.kv_open(USER, "a.kv", write=True)
         before = east.values(source)
@@ -126,19 +113,14 @@ def test_a_peer_gets_the_file_as_it_was_when_it_asked(keys, east, west):
             file = await peers.fetch(USER, "east", "a.kv", None, 0o600)
         assert west.values(file) == before
 
-    run(keys, east, west, main)
-
 
 @pytest.mark.parametrize(("mine", "theirs", "marks"), [("x", "x", ()), ("x", "y", (("y", LENGTH),))])
-def test_entries_of_another_instruction_set_are_marked(keys, tmp_path, mine, theirs, marks):
+async def test_entries_of_another_instruction_set_are_marked(keys, tmp_path, mine, theirs, marks):
     east, west = Machine(tmp_path, "e", bits=theirs), Machine(tmp_path, "w", bits=mine)
     file = east.fs.kv_create(USER, "a.kv")
     east.append(file, range(LENGTH))
-
-    async def main(_server: PeerServer, peers: Peers) -> Any:
-        return (await peers.fetch(USER, "east", "a.kv", None, 0o600)).content.marks
-
-    assert run(keys, east, west, main) == marks
+    async with linked(keys, east, west) as (peers, _):
+        assert (await peers.fetch(USER, "east", "a.kv", None, 0o600)).content.marks == marks
 
 
 REFUSALS: dict[str, tuple[Credentials, str, str, str | None, type[SymError], str]] = {
@@ -151,70 +133,55 @@ REFUSALS: dict[str, tuple[Credentials, str, str, str | None, type[SymError], str
 
 
 @pytest.mark.parametrize(("creds", "peer", "path", "new", "error", "words"), REFUSALS.values(), ids=REFUSALS)
-def test_a_refusal_says_who_refuses_and_leaves_nothing(keys, east, west, creds, peer, path, new, error, words):
+async def test_a_refusal_says_who_refuses_and_leaves_nothing(keys, east, west, creds, peer, path, new, error, words):
     root = east.fs.volume.tree.root
     east.fs.volume.make_plain(root, b"plain", 0o644, USER.uid, USER.gid)
     west.fs.kv_close(west.fs.kv_create(USER, "here.kv"))
-
-    async def main(_server: PeerServer, peers: Peers) -> None:
+    async with linked(keys, east, west) as (peers, _):
         with pytest.raises(error, match=words):
             await peers.fetch(creds, peer, path, new, 0o600)
-
-    run(keys, east, west, main)
     assert west.fs.pool.num_free == 16
 
 
-def test_a_fetch_needs_a_quota_and_the_peers_model(keys, east, tmp_path):
+async def test_a_fetch_needs_a_quota_and_the_peers_model(keys, east, tmp_path):
     small = Machine(tmp_path, "small", quota=2 * east.store.page_bytes)
     other = Machine(tmp_path, "other", model="another")
     for west, error, words in ((small, OverQuota, "quota"), (other, Invalid, "image is of model")):
-
-        async def main(_server: PeerServer, peers: Peers) -> None:
-            with pytest.raises(error, match=words):  # noqa: B023 - run below
+        async with linked(keys, east, west) as (peers, _):
+            with pytest.raises(error, match=words):
                 await peers.fetch(USER, "east", "a.kv", None, 0o600)
-
-        run(keys, east, west, main)
         assert west.fs.pool.num_free == 16
 
 
-def test_a_page_that_changes_on_its_way_is_refused(keys, east, west):
-    async def main(_server: PeerServer, peers: Peers) -> None:
+async def test_a_page_that_changes_on_its_way_is_refused(keys, east, west):
+    async with linked(keys, east, west) as (peers, _):
         file = east.fs.kv_open(USER, "a.kv", write=False)
         east.fs.pool.digests_of(file.table.pages[:NUM_FULL])
         east.store.pages[east.fs.pool.store.of[file.table.pages[1]], 0, 0, 0, 0] += 1
         with pytest.raises(Invalid, match="damaged"):
             await peers.fetch(USER, "east", "a.kv", None, 0o600)
-
-    run(keys, east, west, main)
     assert west.fs.pool.num_free == 16
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
-def test_a_side_that_ends_in_the_middle_leaves_nothing(keys, east, west, side):
-    async def main() -> None:
-        east.store.worker_page_s = 0.02
-        fetching = trio.CancelScope()
+async def test_a_side_that_ends_in_the_middle_leaves_nothing(keys, east, west, side):
+    east.store.worker_page_s = 0.02
+    fetching = trio.CancelScope()
 
-        async def fetch(peers: Peers) -> None:
-            with (
-                fetching,
-                pytest.raises(SymError, match="no connection to east") if side == "server" else nullcontext(),
-            ):
-                await peers.fetch(USER, "east", "a.kv", None, 0o600)
+    async def fetch(peers: Peers) -> None:
+        with fetching, pytest.raises(SymError, match="no connection to east") if side == "server" else nullcontext():
+            await peers.fetch(USER, "east", "a.kv", None, 0o600)
 
-        async with linked(keys, east, west) as (_, peers, serving), trio.open_nursery() as nursery:
-            nursery.start_soon(fetch, peers)
-            await begins(lambda: west.fs.pool.num_free < 16)
-            (serving if side == "server" else fetching).cancel()
-
-    trio.run(main)
+    async with linked(keys, east, west) as (peers, serving), trio.open_nursery() as nursery:
+        nursery.start_soon(fetch, peers)
+        await begins(lambda: west.fs.pool.num_free < 16)
+        (serving if side == "server" else fetching).cancel()
     assert west.fs.pool.num_free == 16
 
 
-def test_only_a_daemon_of_the_same_authority_and_of_that_name_is_a_peer(keys, east, west, tmp_path):
+async def test_only_a_daemon_of_the_same_authority_and_of_that_name_is_a_peer(keys, east, west, tmp_path):
     make_keys(tmp_path / "others", ["west", "east"])
-
-    async def main(_server: PeerServer, peers: Peers) -> None:
+    async with linked(keys, east, west) as (peers, _):
         address = peers._addresses["east"]
         strangers = (
             Peers(west.fs, {"east": address}, contexts(tmp_path / "others" / "west")[1]),
@@ -234,8 +201,6 @@ def test_only_a_daemon_of_the_same_authority_and_of_that_name_is_a_peer(keys, ea
 
         assert await trio.to_thread.run_sync(talk) == b""
 
-    run(keys, east, west, main)
-
 
 def message(text: bytes) -> bytes:
     return len(text).to_bytes(4, "little") + text
@@ -248,10 +213,10 @@ MALFORMED = [
 ]
 
 
-def test_malformed_requests_end_their_connection_alone(keys, east, west):
+async def test_malformed_requests_end_their_connection_alone(keys, east, west):
     client = contexts(keys / "west")[1]
+    async with linked(keys, east, west) as (peers, _):
 
-    async def main(_server: PeerServer, peers: Peers) -> None:
         def send(data: bytes) -> None:
             with (
                 socket.create_connection(peers._addresses["east"], 5) as plain,
@@ -262,8 +227,6 @@ def test_malformed_requests_end_their_connection_alone(keys, east, west):
         for data in MALFORMED:
             await trio.to_thread.run_sync(send, data)
         assert (await peers.fetch(USER, "east", "a.kv", None, 0o600)).table.length == LENGTH
-
-    run(keys, east, west, main)
 
 
 def test_keys_that_others_may_read_or_that_are_missing_are_refused(keys, tmp_path):
@@ -297,12 +260,10 @@ def test_a_malformed_offer_is_refused(offer):
         offer_of(offer, "east")
 
 
-def test_strangers_that_say_nothing_hold_up_no_peer(keys, east, west):
-    async def main(_server: PeerServer, peers: Peers) -> None:
+async def test_strangers_that_say_nothing_hold_up_no_peer(keys, east, west):
+    async with linked(keys, east, west) as (peers, _):
         with ExitStack() as strangers:
             for _ in range(MAX_STRANGERS + 6):
                 strangers.enter_context(socket.create_connection(peers._addresses["east"], 5))
             with trio.fail_after(4):  # a stranger has five seconds to show a certificate
                 assert (await peers.fetch(USER, "east", "a.kv", None, 0o600)).table.length == LENGTH
-
-    run(keys, east, west, main)

@@ -1,7 +1,5 @@
 """The client of etcd and the list of machines, on a real etcd."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -9,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,10 +65,6 @@ async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(20):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.01)
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main)
 
 
 # The client
@@ -274,47 +268,39 @@ def test_etcd_and_its_clients_show_each_other_certificates(client, tmp_path):
 # Machines
 
 
-def test_machines_of_a_fleet_find_each_other_and_disappear_when_they_leave(etcd, request):
+async def test_machines_of_a_fleet_find_each_other_and_disappear_when_they_leave(etcd, request):
     fleet = fleet_of(request)
     east, west = Membership(etcd, fleet, "east", lambda: EAST), Membership(etcd, fleet, "west", lambda: WEST)
     looking = Membership(etcd, fleet, "north", lambda: replace(EAST, address=""))
     elsewhere = Membership(etcd, f"{fleet}-2", "east", lambda: WEST)
-
-    async def main() -> None:
-        for each in (elsewhere, east, west, looking):
-            await each.join()
-        assert west.addresses == {"east": ("10.0.0.1", 7313)}
-        assert sorted(looking.addresses) == ["east", "west"]
-        machines = west.info()["machines"]
-        assert {name: each["differs"] for name, each in machines.items()} == {"east": ["layout", "bits"], "west": []}
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(west.run)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        await east.join()
-        assert east.addresses == {}
-
-    run(main)
+    for each in (elsewhere, east, west, looking):
+        await each.join()
+    assert west.addresses == {"east": ("10.0.0.1", 7313)}
+    assert sorted(looking.addresses) == ["east", "west"]
+    machines = west.info()["machines"]
+    assert {name: each["differs"] for name, each in machines.items()} == {"east": ["layout", "bits"], "west": []}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(west.run)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    await east.join()
+    assert east.addresses == {}
 
 
 @pytest.mark.slow
-def test_a_machine_that_renews_nothing_disappears(etcd, request, monkeypatch):
+async def test_a_machine_that_renews_nothing_disappears(etcd, request, monkeypatch):
     monkeypatch.setattr("symphony.fleet.membership.TTL_S", 1)  # etcd makes it two
     monkeypatch.setattr("symphony.fleet.membership.RENEW_S", 0.1)
     east = Membership(etcd, fleet_of(request), "east", lambda: EAST)
     west = Membership(etcd, fleet_of(request), "west", lambda: WEST)
-
-    async def main() -> None:
-        await west.join()
-        await east.join()
-        assert sorted(east.addresses) == ["west"]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(east.run)
-            await until(lambda: not east.addresses)
-            assert list(east.info()["machines"]) == ["east"]
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    await west.join()
+    await east.join()
+    assert sorted(east.addresses) == ["west"]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(east.run)
+        await until(lambda: not east.addresses)
+        assert list(east.info()["machines"]) == ["east"]
+        nursery.cancel_scope.cancel()
 
 
 def test_rounds_of_a_slow_etcd_follow_without_a_pause():
@@ -341,22 +327,18 @@ def test_rounds_of_a_slow_etcd_follow_without_a_pause():
     trio.run(main, clock=clock)
 
 
-def test_a_name_belongs_to_one_state_directory_at_a_time(etcd, request):
+async def test_a_name_belongs_to_one_state_directory_at_a_time(etcd, request):
     fleet = fleet_of(request)
-
-    async def main() -> None:
-        await Membership(etcd, fleet, "east", lambda: EAST).join()
-        with pytest.raises(Exists, match=r"has another machine east, at 10.0.0.1:7313: choose another `machine`"):
-            await Membership(etcd, fleet, "east", lambda: WEST).join()
-        # the same daemon after kill -9: its record is still there
-        again = Membership(etcd, fleet, "east", lambda: replace(EAST, free_bytes=7))
-        await again.join()
-        assert again.info()["machines"]["east"]["free_bytes"] == 7
-
-    run(main)
+    await Membership(etcd, fleet, "east", lambda: EAST).join()
+    with pytest.raises(Exists, match=r"has another machine east, at 10.0.0.1:7313: choose another `machine`"):
+        await Membership(etcd, fleet, "east", lambda: WEST).join()
+    # the same daemon after kill -9: its record is still there
+    again = Membership(etcd, fleet, "east", lambda: replace(EAST, free_bytes=7))
+    await again.join()
+    assert again.info()["machines"]["east"]["free_bytes"] == 7
 
 
-def test_of_daemons_that_register_a_name_at_the_same_time_one_gets_it(etcd, request):
+async def test_of_daemons_that_register_a_name_at_the_same_time_one_gets_it(etcd, request):
     machines = [replace(EAST, state=str(number)) for number in range(4)]
     refused = []
 
@@ -366,18 +348,15 @@ def test_of_daemons_that_register_a_name_at_the_same_time_one_gets_it(etcd, requ
         except Exists:
             refused.append(machine)
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for each in machines:
-                nursery.start_soon(join, each)
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        for each in machines:
+            nursery.start_soon(join, each)
     (record,) = etcd.read(f"symphony/{fleet_of(request)}/machines/")
     winner = machine_of(record)
     assert sorted(each.state for each in refused) == [each.state for each in machines if each != winner]
 
 
-def test_a_record_that_somebody_has_removed_or_spoiled_is_written_again(etcd, request, monkeypatch):
+async def test_a_record_that_somebody_has_removed_or_spoiled_is_written_again(etcd, request, monkeypatch):
     monkeypatch.setattr("symphony.fleet.membership.RENEW_S", 0.01)
     fleet = fleet_of(request)
     prefix = f"symphony/{fleet}/machines/"
@@ -386,22 +365,19 @@ def test_a_record_that_somebody_has_removed_or_spoiled_is_written_again(etcd, re
     def stored() -> list[Machine | None]:
         return [machine_of(each) for each in etcd.read(prefix)]
 
-    async def main() -> None:
-        await east.join()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(east.run)
-            etcd.revoke(etcd.read(prefix)[0].lease)
-            await until(lambda: stored() == [EAST])
-            etcd.put(prefix + "east", b"?", 0, etcd.read(prefix)[0].revision)
-            await until(lambda: stored() == [EAST])
-            nursery.cancel_scope.cancel()
-        assert stored() == []
-
-    run(main)
+    await east.join()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(east.run)
+        etcd.revoke(etcd.read(prefix)[0].lease)
+        await until(lambda: stored() == [EAST])
+        etcd.put(prefix + "east", b"?", 0, etcd.read(prefix)[0].revision)
+        await until(lambda: stored() == [EAST])
+        nursery.cancel_scope.cancel()
+    assert stored() == []
 
 
 @pytest.mark.slow
-def test_an_answer_about_the_largest_fleet_fits_into_a_message_of_libsym(etcd, request):
+async def test_an_answer_about_the_largest_fleet_fits_into_a_message_of_libsym(etcd, request):
     prefix = f"symphony/{fleet_of(request)}/machines/"
     identity = {f"{number:x}": "" for number in range(166)}  # keys without values, since each key is shown twice
     largest = json.dumps(asdict(EAST) | {"identity": identity}, separators=(",", ":")).encode()
@@ -409,29 +385,29 @@ def test_an_answer_about_the_largest_fleet_fits_into_a_message_of_libsym(etcd, r
     for number in range(MAX_MACHINES + 1):
         assert etcd.put(f"{prefix}{'m' * 50}{number}", largest, 0, 0)
     west = Membership(etcd, fleet_of(request), "west", lambda: WEST)
-    run(west.join)
+    await west.join()
     assert len(west.addresses) == MAX_MACHINES
     assert "west" in west.info()["machines"]
     assert len(json.dumps(west.info())) < 0.9 * MAX_FRAME_BYTES
 
 
-def test_a_daemon_waits_only_so_long_for_a_slow_etcd_before_it_starts(client, monkeypatch):
+async def test_a_daemon_waits_only_so_long_for_a_slow_etcd_before_it_starts(client, monkeypatch):
     monkeypatch.setattr("symphony.fleet.membership.JOIN_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         east = Membership(client(f"http://127.0.0.1:{silent.getsockname()[1]}"), "f", "east", lambda: EAST)
-        run(east.join)
+        await east.join()
     assert east.info()["trouble"] == "etcd did not register this daemon within 0.1 s"
 
 
-def test_an_etcd_that_writes_nothing_is_trouble(client):
+async def test_an_etcd_that_writes_nothing_is_trouble(client):
     with answering(b'{"header": {}, "ID": "7", "TTL": "7"}') as port:
         east = Membership(client(f"http://127.0.0.1:{port}"), "f", "east", lambda: EAST)
-        run(east.join)
+        await east.join()
     assert "another daemon writes the record of east" in east.info()["trouble"]
 
 
 @pytest.mark.slow
-def test_etcd_may_be_away_at_the_start_and_later_and_the_log_says_so_once(client, tmp_path, monkeypatch, caplog):
+async def test_etcd_may_be_away_at_the_start_and_later_and_the_log_says_so_once(client, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr("symphony.fleet.membership.RENEW_S", 0.1)
     monkeypatch.setattr("symphony.fleet.membership.RETRY_S", 0.1)
@@ -439,8 +415,7 @@ def test_etcd_may_be_away_at_the_start_and_later_and_the_log_says_so_once(client
     east = Membership(client(server.url), "f", "east", lambda: EAST)
     west = Membership(client(server.url), "f", "west", lambda: WEST)
     lost = Membership(client("http://127.0.0.1:1"), "f", "lost", lambda: WEST)
-
-    async def main() -> None:
+    try:
         server.kill()
         await east.join()
         assert "Connection refused" in east.info()["trouble"]
@@ -462,9 +437,6 @@ def test_etcd_may_be_away_at_the_start_and_later_and_the_log_says_so_once(client
             assert sorted(west.addresses) == ["east"]
             nursery.cancel_scope.cancel()
         await lost.join()
-
-    try:
-        run(main)
     finally:
         server.kill()
     lines = [each.getMessage() for each in caplog.records if each.getMessage().startswith("fleet f: ")]
@@ -500,18 +472,14 @@ def test_a_machine_whose_load_is_not_there_or_malformed_has_no_load(load):
         assert machine_of(Record("k", json.dumps(fields).encode(), 1, 0)) == EAST
 
 
-def test_a_machine_publishes_its_load(etcd, request):
+async def test_a_machine_publishes_its_load(etcd, request):
     fleet = fleet_of(request)
     busy = replace(EAST, load=LOAD)
     east, west = Membership(etcd, fleet, "east", lambda: busy), Membership(etcd, fleet, "west", lambda: WEST)
-
-    async def main() -> None:
-        await east.join()
-        await west.join()
-        assert west.machines() == {"east": busy, "west": WEST}
-        assert west.info()["machines"]["east"]["load"] == asdict(LOAD)
-
-    run(main)
+    await east.join()
+    await west.join()
+    assert west.machines() == {"east": busy, "west": WEST}
+    assert west.info()["machines"]["east"]["load"] == asdict(LOAD)
 
 
 def test_a_daemon_whose_certificate_has_another_name_is_refused(tmp_path):

@@ -1,7 +1,5 @@
 """The names of a fleet: members in one process, with a real etcd and real connections between them."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import json
@@ -88,147 +86,103 @@ async def error_of(call: Awaitable[object]) -> SymError | None:
     return None
 
 
-def test_a_name_that_one_machine_makes_moves_or_removes_is_the_same_on_the_others(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet(names=("east", "west", "north")) as (east, west, north):
-            await east.call(east.fs.kv_chmod, ROOT, "fleet", 0o1777)
-            await west.mkdir("fleet/a", 0o770, USER)
-            await west.call(west.fs.kv_chmod, USER, "fleet/a", 0o2770)
-            assert await north.call(north.fs.directory, ROOT, "fleet/a")
-            await north.mkdir("fleet/a/b")
-            made = await east.make("fleet/a/b/f.kv", 5)
-            east.fs.kv_close(made)
-            await west.call(west.fs.kv_rename, ROOT, "fleet/a", "fleet/c")
-            links = await west.call(west.fs.find, ROOT, "fleet/c")
-            await west.call(partial(_link, west, links, b"l"))
-            await east.call(east.fs.kv_chmod, ROOT, "fleet/c/b/f.kv", 0o640)
-            wanted = [
-                "/c dir 2770 1000 1000 ",
-                "/c/b dir 2755 0 1000 ",
-                "/c/b/f.kv kv 640 0 1000 ",
-                "/c/l link 777 7 1000 c/b/../é",
-            ]
-            await same([east, west, north])
-            assert north.listing() == wanted
-            assert await north.length("fleet/c/b/f.kv") == 5
-            await north.call(north.fs.kv_remove, ROOT, "fleet/c/b/f.kv")
-            await west.call(west.tree.rmdir, links, b"b")
-            await same([east, west, north], [wanted[0], wanted[3]])
-            await eventually(lambda: not any(each.names.local.entries for each in (east, west, north)))
-
-    trio.run(main)
+async def test_a_name_that_one_machine_makes_moves_or_removes_is_the_same_on_the_others(fleet: Fleet) -> None:
+    async with fleet(names=("east", "west", "north")) as (east, west, north):
+        await east.call(east.fs.kv_chmod, ROOT, "fleet", 0o1777)
+        await west.mkdir("fleet/a", 0o770, USER)
+        await west.call(west.fs.kv_chmod, USER, "fleet/a", 0o2770)
+        assert await north.call(north.fs.directory, ROOT, "fleet/a")
+        await north.mkdir("fleet/a/b")
+        made = await east.make("fleet/a/b/f.kv", 5)
+        east.fs.kv_close(made)
+        await west.call(west.fs.kv_rename, ROOT, "fleet/a", "fleet/c")
+        links = await west.call(west.fs.find, ROOT, "fleet/c")
+        await west.call(partial(_link, west, links, b"l"))
+        await east.call(east.fs.kv_chmod, ROOT, "fleet/c/b/f.kv", 0o640)
+        wanted = [
+            "/c dir 2770 1000 1000 ",
+            "/c/b dir 2755 0 1000 ",
+            "/c/b/f.kv kv 640 0 1000 ",
+            "/c/l link 777 7 1000 c/b/../é",
+        ]
+        await same([east, west, north])
+        assert north.listing() == wanted
+        assert await north.length("fleet/c/b/f.kv") == 5
+        await north.call(north.fs.kv_remove, ROOT, "fleet/c/b/f.kv")
+        await west.call(west.tree.rmdir, links, b"b")
+        await same([east, west, north], [wanted[0], wanted[3]])
+        await eventually(lambda: not any(each.names.local.entries for each in (east, west, north)))
 
 
 def _link(member: Member, directory: Inode, name: bytes) -> Inode:
     return member.tree.make(directory, name, stat.S_IFLNK, mode=0o777, uid=7, gid=8, target="c/b/../é".encode())
 
 
-def test_what_a_fleet_does_not_have_is_refused(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            fs, tree, root = east.fs, east.tree, east.names.root
-            fs.kv_close(await east.make("fleet/f.kv", 5))
-            inode = await east.call(fs.find, ROOT, "fleet/f.kv")
-            local = fs.kv_create(ROOT, "x.kv")
-            make = partial(tree.make, mode=0o600, uid=0, gid=0)
-            refused: list[tuple[type[SymError], Callable[[], object]]] = [
-                (NotPermitted, partial(tree.link, inode, root, b"g")),
-                (NotSupported, partial(make, root, b"p", stat.S_IFIFO)),
-                (Invalid, partial(make, root, b".moving-1", stat.S_IFDIR)),
-                (Invalid, partial(tree.rename, root, b"f.kv", root, b"f.kv", 2)),
-                (CrossDevice, partial(tree.rename, root, b"f.kv", east.names.local, b"f.kv")),
-                (CrossDevice, partial(fs.kv_rename, ROOT, "x.kv", "fleet/x.kv")),
-                (Busy, partial(fs.kv_rename, ROOT, "fleet", "g")),
-                (NotEmpty, partial(tree.rmdir, tree.root, b"fleet")),
-                (NotSupported, partial(fs.kv_open_or_claim, ROOT, "fleet/y.kv", write=True)),
-                (NotSupported, partial(fs.begin_merge, ROOT, [local], "fleet/y.kv", 0o600, rebase=False)),
-                (NotSupported, partial(fs.kv_advise, ROOT, "fleet/f.kv", [(Advice.TTL, 1000)])),
-                (NoAccess, partial(fs.kv_open, Credentials(5, 5), "fleet/f.kv", write=False)),
-                (NotFound, partial(fs.kv_open, ROOT, "fleet/z.kv", write=False)),
-            ]
-            for kind, call in refused:
-                assert isinstance(await error_of(east.call(call)), kind), call
-            fs.kv_close(local)
-            await same([east, west], ["/f.kv kv 600 0 0 "])
-
-    trio.run(main)
+async def test_what_a_fleet_does_not_have_is_refused(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        fs, tree, root = east.fs, east.tree, east.names.root
+        fs.kv_close(await east.make("fleet/f.kv", 5))
+        inode = await east.call(fs.find, ROOT, "fleet/f.kv")
+        local = fs.kv_create(ROOT, "x.kv")
+        make = partial(tree.make, mode=0o600, uid=0, gid=0)
+        refused: list[tuple[type[SymError], Callable[[], object]]] = [
+            (NotPermitted, partial(tree.link, inode, root, b"g")),
+            (NotSupported, partial(make, root, b"p", stat.S_IFIFO)),
+            (Invalid, partial(make, root, b".moving-1", stat.S_IFDIR)),
+            (Invalid, partial(tree.rename, root, b"f.kv", root, b"f.kv", 2)),
+            (CrossDevice, partial(tree.rename, root, b"f.kv", east.names.local, b"f.kv")),
+            (CrossDevice, partial(fs.kv_rename, ROOT, "x.kv", "fleet/x.kv")),
+            (Busy, partial(fs.kv_rename, ROOT, "fleet", "g")),
+            (NotEmpty, partial(tree.rmdir, tree.root, b"fleet")),
+            (NotSupported, partial(fs.kv_open_or_claim, ROOT, "fleet/y.kv", write=True)),
+            (NotSupported, partial(fs.begin_merge, ROOT, [local], "fleet/y.kv", 0o600, rebase=False)),
+            (NotSupported, partial(fs.kv_advise, ROOT, "fleet/f.kv", [(Advice.TTL, 1000)])),
+            (NoAccess, partial(fs.kv_open, Credentials(5, 5), "fleet/f.kv", write=False)),
+            (NotFound, partial(fs.kv_open, ROOT, "fleet/z.kv", write=False)),
+        ]
+        for kind, call in refused:
+            assert isinstance(await error_of(east.call(call)), kind), call
+        fs.kv_close(local)
+        await same([east, west], ["/f.kv kv 600 0 0 "])
 
 
-def test_of_two_machines_that_make_a_name_at_the_same_time_one_does(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as members:
-            for number in range(5):
-                failed = list[SymError]()
+async def test_of_two_machines_that_make_a_name_at_the_same_time_one_does(fleet: Fleet) -> None:
+    async with fleet() as members:
+        for number in range(5):
+            failed = list[SymError]()
 
-                async def make(member: Member, path: str = f"fleet/{number}", failed: list[SymError] = failed) -> None:
-                    if (error := await error_of(member.mkdir(path))) is not None:
-                        failed.append(error)
-
-                async with trio.open_nursery() as nursery:
-                    for member in members * 2:
-                        nursery.start_soon(make, member)
-                assert [type(each) for each in failed] == [Exists] * 3
-            await same(members, [f"/{number} dir 755 0 0 " for number in range(5)])
-
-    trio.run(main)
-
-
-def test_directories_are_not_moved_into_each_other_by_two_machines(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            for path in ("fleet/a", "fleet/a/x", "fleet/b", "fleet/b/y"):
-                await east.mkdir(path)
-            await same([east, west])
-            errors = list[SymError | None]()
-
-            async def move(member: Member, old: str, new: str) -> None:
-                errors.append(await error_of(member.call(member.fs.kv_rename, ROOT, old, new)))
+            async def make(member: Member, path: str = f"fleet/{number}", failed: list[SymError] = failed) -> None:
+                if (error := await error_of(member.mkdir(path))) is not None:
+                    failed.append(error)
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(move, east, "fleet/a", "fleet/b/y/a")
-                nursery.start_soon(move, west, "fleet/b", "fleet/a/x/b")
-            assert sorted(type(each).__name__ for each in errors) == ["Invalid", "NoneType"] or sorted(
-                type(each).__name__ for each in errors
-            ) == ["NoneType", "NotFound"]
-            await same([east, west])
-            assert len(east.listing()) == 4
-
-    trio.run(main)
+                for member in members * 2:
+                    nursery.start_soon(make, member)
+            assert [type(each) for each in failed] == [Exists] * 3
+        await same(members, [f"/{number} dir 755 0 0 " for number in range(5)])
 
 
-def test_one_machine_at_a_time_writes_and_the_others_read_the_last_synced_version(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet(copies=2) as (east, west):
-            writing = await east.make("fleet/f.kv", 40)
-            assert await error_of(west.open("fleet/f.kv")) is not None  # no version yet: an empty plain file
-            await east.fs.sync(writing)
-            assert len(west.names.local.entries) == 1, "a sync returns when the other machine has the version"
-            east.machine.append(writing, range(40, 60))
-            refusal = await error_of(west.open("fleet/f.kv", write=True))
-            assert isinstance(refusal, Busy)
-            assert "on the machine east" in str(refusal)
-            reading = await west.open("fleet/f.kv")
-            assert reading.table.length == 40
-            assert west.machine.values(reading) == east.machine.values(writing)[: reading.table.length]
-            assert await east.length("fleet/f.kv") == 60, "the machine that writes sees what it has written"
-            await east.fs.sync(writing)
-            await east.fs.sync(writing)  # nothing is left to do
-            assert await west.length("fleet/f.kv") == 60
-            assert reading.table.length == 40, "an open version stays as it is"
-            west.fs.kv_close(reading)
-            east.machine.append(writing, range(60, 70))
-            east.fs.kv_close(writing)  # the rest is synced, and the right to write is given back
-            other = await east_gives_back(west)
-            assert other.table.length == 70
-            west.machine.append(other, range(70, 75))
-            west.fs.kv_truncate(other, 3)
-            west.fs.kv_close(other)
-            await eventually(lambda: len(east.names.local.entries) == 1)
-            with trio.fail_after(20):
-                while await east.length("fleet/f.kv") != 3:  # noqa: ASYNC110
-                    await trio.sleep(0.01)
-            await eventually(lambda: len(west.names.local.entries) == len(east.names.local.entries) == 1)
+async def test_directories_are_not_moved_into_each_other_by_two_machines(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        for path in ("fleet/a", "fleet/a/x", "fleet/b", "fleet/b/y"):
+            await east.mkdir(path)
+        await same([east, west])
+        errors = list[SymError | None]()
 
+        async def move(member: Member, old: str, new: str) -> None:
+            errors.append(await error_of(member.call(member.fs.kv_rename, ROOT, old, new)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(move, east, "fleet/a", "fleet/b/y/a")
+            nursery.start_soon(move, west, "fleet/b", "fleet/a/x/b")
+        assert sorted(type(each).__name__ for each in errors) == ["Invalid", "NoneType"] or sorted(
+            type(each).__name__ for each in errors
+        ) == ["NoneType", "NotFound"]
+        await same([east, west])
+        assert len(east.listing()) == 4
+
+
+async def test_one_machine_at_a_time_writes_and_the_others_read_the_last_synced_version(fleet: Fleet) -> None:
     async def east_gives_back(west: Member):
         with trio.fail_after(20):
             while True:
@@ -236,197 +190,198 @@ def test_one_machine_at_a_time_writes_and_the_others_read_the_last_synced_versio
                     return await west.open("fleet/f.kv", write=True)
                 await trio.sleep(0.01)
 
-    trio.run(main)
+    async with fleet(copies=2) as (east, west):
+        writing = await east.make("fleet/f.kv", 40)
+        assert await error_of(west.open("fleet/f.kv")) is not None  # no version yet: an empty plain file
+        await east.fs.sync(writing)
+        assert len(west.names.local.entries) == 1, "a sync returns when the other machine has the version"
+        east.machine.append(writing, range(40, 60))
+        refusal = await error_of(west.open("fleet/f.kv", write=True))
+        assert isinstance(refusal, Busy)
+        assert "on the machine east" in str(refusal)
+        reading = await west.open("fleet/f.kv")
+        assert reading.table.length == 40
+        assert west.machine.values(reading) == east.machine.values(writing)[: reading.table.length]
+        assert await east.length("fleet/f.kv") == 60, "the machine that writes sees what it has written"
+        await east.fs.sync(writing)
+        await east.fs.sync(writing)  # nothing is left to do
+        assert await west.length("fleet/f.kv") == 60
+        assert reading.table.length == 40, "an open version stays as it is"
+        west.fs.kv_close(reading)
+        east.machine.append(writing, range(60, 70))
+        east.fs.kv_close(writing)  # the rest is synced, and the right to write is given back
+        other = await east_gives_back(west)
+        assert other.table.length == 70
+        west.machine.append(other, range(70, 75))
+        west.fs.kv_truncate(other, 3)
+        west.fs.kv_close(other)
+        await eventually(lambda: len(east.names.local.entries) == 1)
+        with trio.fail_after(20):
+            while await east.length("fleet/f.kv") != 3:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await eventually(lambda: len(west.names.local.entries) == len(east.names.local.entries) == 1)
 
 
-def test_a_read_waits_for_the_version_that_an_open_to_write_brings(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            file = await east.make("fleet/f.kv", 40)
-            await east.fs.sync(file)
-            east.fs.kv_close(file)
-            await eventually(lambda: not east.names._mirror.writing)
-            await west.call(west.fs.directory, ROOT, "fleet")
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(west.open, "fleet/f.kv", write=True))
-                with trio.fail_after(20):
-                    while "west" not in west.names._mirror.writing.values():
-                        await trio.lowlevel.checkpoint()
-                assert await west.length("fleet/f.kv") == 40
-
-    trio.run(main)
-
-
-def test_a_read_that_meets_a_sync_gets_the_old_version_or_the_new_one(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet(names=("east", "west", "north")) as (east, *others):
-            file = await east.make("fleet/f.kv", 10)
-            await east.fs.sync(file)
-            is_over = trio.Event()
-
-            async def read(member: Member) -> None:
-                while not is_over.is_set():
-                    assert await member.length("fleet/f.kv") >= 10
-
-            async with trio.open_nursery() as nursery:
-                for member in others:
-                    nursery.start_soon(read, member)
-                for number in range(10, 40):
-                    east.machine.append(file, range(number, number + 1))
-                    await east.fs.sync(file)
-                is_over.set()
-            assert await others[0].length("fleet/f.kv") == 40
-            east.fs.kv_close(file)
-
-    trio.run(main)
-
-
-def test_a_file_whose_open_fails_or_that_nobody_opens_is_free_to_write_again(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            root = east.names.root
-            await east.call(partial(east.fs.volume.make_plain, root, b"f.kv", 0o600, 0, 0))  # as mknod(2)
+async def test_a_read_waits_for_the_version_that_an_open_to_write_brings(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        file = await east.make("fleet/f.kv", 40)
+        await east.fs.sync(file)
+        east.fs.kv_close(file)
+        await eventually(lambda: not east.names._mirror.writing)
+        await west.call(west.fs.directory, ROOT, "fleet")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(west.open, "fleet/f.kv", write=True))
             with trio.fail_after(20):
-                while isinstance(await error_of(west.open("fleet/f.kv", write=True)), Busy):  # noqa: ASYNC110
-                    await trio.sleep(0.01)
-            await east.call(east.fs.kv_remove, ROOT, "fleet/f.kv")  # an open that failed has given the right back, too
-
-    trio.run(main)
+                while "west" not in west.names._mirror.writing.values():
+                    await trio.lowlevel.checkpoint()
+            assert await west.length("fleet/f.kv") == 40
 
 
-def test_a_machine_that_was_cut_off_can_not_sync_over_a_newer_version(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            files = [await east.make(f"fleet/{name}.kv", 10) for name in "fg"]
-            for file in files:
+async def test_a_read_that_meets_a_sync_gets_the_old_version_or_the_new_one(fleet: Fleet) -> None:
+    async with fleet(names=("east", "west", "north")) as (east, *others):
+        file = await east.make("fleet/f.kv", 10)
+        await east.fs.sync(file)
+        is_over = trio.Event()
+
+        async def read(member: Member) -> None:
+            while not is_over.is_set():
+                assert await member.length("fleet/f.kv") >= 10
+
+        async with trio.open_nursery() as nursery:
+            for member in others:
+                nursery.start_soon(read, member)
+            for number in range(10, 40):
+                east.machine.append(file, range(number, number + 1))
                 await east.fs.sync(file)
-                east.machine.append(file, range(10, 20))
-            assert await west.length("fleet/f.kv") == 10
-            await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)  # as after ten seconds of silence
-            await eventually(lambda: not west.names._mirror.writing)
-            newer = await west.open("fleet/f.kv", write=True)
-            west.machine.append(newer, range(10, 13))
-            await west.fs.sync(newer)
-            refusal = await error_of(east.fs.sync(files[0]))
-            assert refusal is not None
-            assert refusal.errno == errno.ESTALE
-            assert await east.length("fleet/f.kv") == 13
-            await east.membership._renew()
-            await east.fs.sync(files[1])  # nobody has written this one, so the right is taken again
-            assert await west.length("fleet/g.kv") == 20
-            for file in files:
-                east.fs.kv_close(file)
-            west.fs.kv_close(newer)
-
-    trio.run(main)
+            is_over.set()
+        assert await others[0].length("fleet/f.kv") == 40
+        east.fs.kv_close(file)
 
 
-def test_a_machine_that_was_asleep_asks_before_it_shows_what_it_has(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            file = await east.make("fleet/f.kv", 10)
+async def test_a_file_whose_open_fails_or_that_nobody_opens_is_free_to_write_again(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        root = east.names.root
+        await east.call(partial(east.fs.volume.make_plain, root, b"f.kv", 0o600, 0, 0))  # as mknod(2)
+        with trio.fail_after(20):
+            while isinstance(await error_of(west.open("fleet/f.kv", write=True)), Busy):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await east.call(east.fs.kv_remove, ROOT, "fleet/f.kv")  # an open that failed has given the right back, too
+
+
+async def test_a_machine_that_was_cut_off_can_not_sync_over_a_newer_version(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        files = [await east.make(f"fleet/{name}.kv", 10) for name in "fg"]
+        for file in files:
             await east.fs.sync(file)
-            assert await west.length("fleet/f.kv") == 10
-            east.following.cancel()
-            await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)
-            east.membership._lease_ends_s = 0.0
-            await eventually(lambda: not west.names._mirror.writing)
-            newer = await west.open("fleet/f.kv", write=True)
-            west.machine.append(newer, range(10, 13))
-            await west.fs.sync(newer)
-            found = list[int]()
-
-            async def read() -> None:
-                found.append(await east.length("fleet/f.kv"))
-
-            async with trio.open_nursery() as nursery, trio.open_nursery() as reading:
-                reading.start_soon(read)
-                nursery.start_soon(east.follow)
-                await eventually(lambda: bool(found))
-                nursery.cancel_scope.cancel()
-            assert found == [13]
-            west.fs.kv_close(newer)
+            east.machine.append(file, range(10, 20))
+        assert await west.length("fleet/f.kv") == 10
+        await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)  # as after ten seconds of silence
+        await eventually(lambda: not west.names._mirror.writing)
+        newer = await west.open("fleet/f.kv", write=True)
+        west.machine.append(newer, range(10, 13))
+        await west.fs.sync(newer)
+        refusal = await error_of(east.fs.sync(files[0]))
+        assert refusal is not None
+        assert refusal.errno == errno.ESTALE
+        assert await east.length("fleet/f.kv") == 13
+        await east.membership._renew()
+        await east.fs.sync(files[1])  # nobody has written this one, so the right is taken again
+        assert await west.length("fleet/g.kv") == 20
+        for file in files:
             east.fs.kv_close(file)
-
-    trio.run(main)
-
-
-def test_a_sync_of_a_machine_that_was_asleep_for_a_moment_succeeds(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            file = await east.make("fleet/f.kv", 10)
-            east.membership._lease_ends_s = 0.0
-            await east.fs.sync(file)
-            assert await west.length("fleet/f.kv") == 10
-            east.fs.kv_close(file)
-
-    trio.run(main)
+        west.fs.kv_close(newer)
 
 
-def test_a_right_to_write_that_no_call_knows_is_given_back(fleet: Fleet, name: str) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            file = await west.make("fleet/f.kv", 10)
-            await west.fs.sync(file)
-            west.fs.kv_close(file)
-            await eventually(lambda: not east.names._mirror.writing and not west.names._mirror.writing)
-            inode = await east.call(east.fs.find, ROOT, "fleet/f.kv")
-            right = Keys(name).right(east.names._mirror.ident(inode))
-            assert east.etcd.put(right, b"east", east.membership.lease, 0)  # as if the answer of etcd was lost
-            await eventually(lambda: not east.etcd.read(right))
-            with trio.fail_after(20):
-                while isinstance(await error_of(west.open("fleet/f.kv", write=True)), Busy):  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+async def test_a_machine_that_was_asleep_asks_before_it_shows_what_it_has(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        await east.fs.sync(file)
+        assert await west.length("fleet/f.kv") == 10
+        east.following.cancel()
+        await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)
+        east.membership._lease_ends_s = 0.0
+        await eventually(lambda: not west.names._mirror.writing)
+        newer = await west.open("fleet/f.kv", write=True)
+        west.machine.append(newer, range(10, 13))
+        await west.fs.sync(newer)
+        found = list[int]()
 
-    trio.run(main)
+        async def read() -> None:
+            found.append(await east.length("fleet/f.kv"))
+
+        async with trio.open_nursery() as nursery, trio.open_nursery() as reading:
+            reading.start_soon(read)
+            nursery.start_soon(east.follow)
+            await eventually(lambda: bool(found))
+            nursery.cancel_scope.cancel()
+        assert found == [13]
+        west.fs.kv_close(newer)
+        east.fs.kv_close(file)
+
+
+async def test_a_sync_of_a_machine_that_was_asleep_for_a_moment_succeeds(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        east.membership._lease_ends_s = 0.0
+        await east.fs.sync(file)
+        assert await west.length("fleet/f.kv") == 10
+        east.fs.kv_close(file)
+
+
+async def test_a_right_to_write_that_no_call_knows_is_given_back(fleet: Fleet, name: str) -> None:
+    async with fleet() as (east, west):
+        file = await west.make("fleet/f.kv", 10)
+        await west.fs.sync(file)
+        west.fs.kv_close(file)
+        await eventually(lambda: not east.names._mirror.writing and not west.names._mirror.writing)
+        inode = await east.call(east.fs.find, ROOT, "fleet/f.kv")
+        right = Keys(name).right(east.names._mirror.ident(inode))
+        assert east.etcd.put(right, b"east", east.membership.lease, 0)  # as if the answer of etcd was lost
+        await eventually(lambda: not east.etcd.read(right))
+        with trio.fail_after(20):
+            while isinstance(await error_of(west.open("fleet/f.kv", write=True)), Busy):  # noqa: ASYNC110
+                await trio.sleep(0.01)
 
 
 @pytest.mark.slow
-def test_a_sync_without_enough_machines_fails_and_says_how_many_there_are(
+async def test_a_sync_without_enough_machines_fails_and_says_how_many_there_are(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "PATIENCE_S", 0.6)
-
-    async def main() -> None:
-        async with fleet(copies=3) as (east, west):
-            file = await east.make("fleet/f.kv", 10)
-            refusal = await error_of(east.fs.sync(file))
-            assert refusal is not None
-            assert (refusal.errno, "only 2 of 3 machines" in str(refusal)) == (errno.EIO, True)
-            assert await error_of(west.open("fleet/f.kv")) is not None, "what was not synced is not shown"
-            await east.call(east.fs.kv_remove, ROOT, "fleet/f.kv")
-            east.fs.kv_close(file)
-
-    trio.run(main)
+    async with fleet(copies=3) as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        refusal = await error_of(east.fs.sync(file))
+        assert refusal is not None
+        assert (refusal.errno, "only 2 of 3 machines" in str(refusal)) == (errno.EIO, True)
+        assert await error_of(west.open("fleet/f.kv")) is not None, "what was not synced is not shown"
+        await east.call(east.fs.kv_remove, ROOT, "fleet/f.kv")
+        east.fs.kv_close(file)
 
 
 @pytest.mark.slow
-def test_copies_of_a_lost_machine_are_made_anew_and_old_versions_collected(
+async def test_copies_of_a_lost_machine_are_made_anew_and_old_versions_collected(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with fleet(names=("east", "west", "north"), copies=2) as members:
-            east, *others = members
-            file = await east.make("fleet/f.kv", 40)
-            await east.fs.sync(file)
-            east.fs.kv_close(file)
-            holder = next(each for each in others if each.names.local.entries)
-            spare = next(each for each in others if not each.names.local.entries)
-            left = east.fs.kv_create(ROOT, "fleet/.versions/0a.0b")  # of a sync that failed
-            east.fs.kv_close(left)
-            assert len(east.names.local.entries) == 2
-            holder.running.cancel()
-            monkeypatch.setattr(upkeep, "ROUND_S", 0.05)
-            monkeypatch.setattr(upkeep, "ABSENT_S", 0.2)
-            monkeypatch.setattr(versions, "YOUNG_S", 0)
-            east.following.cancel()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(east.follow)
-                await eventually(lambda: len(spare.names.local.entries) == 1)
-                await eventually(lambda: len(east.names.local.entries) == 1)
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with fleet(names=("east", "west", "north"), copies=2) as members:
+        east, *others = members
+        file = await east.make("fleet/f.kv", 40)
+        await east.fs.sync(file)
+        east.fs.kv_close(file)
+        holder = next(each for each in others if each.names.local.entries)
+        spare = next(each for each in others if not each.names.local.entries)
+        left = east.fs.kv_create(ROOT, "fleet/.versions/0a.0b")  # of a sync that failed
+        east.fs.kv_close(left)
+        assert len(east.names.local.entries) == 2
+        holder.running.cancel()
+        monkeypatch.setattr(upkeep, "ROUND_S", 0.05)
+        monkeypatch.setattr(upkeep, "ABSENT_S", 0.2)
+        monkeypatch.setattr(versions, "YOUNG_S", 0)
+        east.following.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(east.follow)
+            await eventually(lambda: len(spare.names.local.entries) == 1)
+            await eventually(lambda: len(east.names.local.entries) == 1)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow
@@ -500,10 +455,7 @@ def test_names_that_never_arrived_are_waited_for_and_never_shown_as_none(tmp_pat
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(member.run)
-                for call in (
-                    member.call(member.fs.directory, ROOT, "fleet"),
-                    member.open("fleet/f.kv"),
-                ):
+                for call in (member.call(member.fs.directory, ROOT, "fleet"), member.open("fleet/f.kv")):
                     assert isinstance(await error_of(call), TimedOut)
                 nursery.cancel_scope.cancel()
         finally:
@@ -512,34 +464,31 @@ def test_names_that_never_arrived_are_waited_for_and_never_shown_as_none(tmp_pat
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.2))
 
 
-def test_a_machine_that_has_missed_changes_for_good_reads_all_names_anew(fleet: Fleet, name: str) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            for path in ("fleet/a", "fleet/a/b", "fleet/a/b/c", "fleet/d", "fleet/e"):
-                await east.mkdir(path)
-            file = await west.make("fleet/a/b/f.kv", 10)
-            await west.fs.sync(file)
+async def test_a_machine_that_has_missed_changes_for_good_reads_all_names_anew(fleet: Fleet, name: str) -> None:
+    async with fleet() as (east, west):
+        for path in ("fleet/a", "fleet/a/b", "fleet/a/b/c", "fleet/d", "fleet/e"):
+            await east.mkdir(path)
+        file = await west.make("fleet/a/b/f.kv", 10)
+        await west.fs.sync(file)
+        await same([east, west])
+        west.following.cancel()
+        fs = east.fs
+        await east.call(fs.kv_rename, ROOT, "fleet/a/b", "fleet/e/b")  # out of a directory that goes
+        await east.call(fs.kv_rename, ROOT, "fleet/e/b/c", "fleet/c")
+        await east.call(fs.kv_rename, ROOT, "fleet/d", "fleet/e/b/d")
+        await east.call(east.tree.rmdir, east.names.root, b"a")
+        await east.mkdir("fleet/a", 0o700)  # the same name, another directory
+        await east.call(fs.kv_rename, ROOT, "fleet/c", "fleet/a/c")
+        await east.call(fs.kv_chmod, ROOT, "fleet/e/b/f.kv", 0o644)
+        await trio.to_thread.run_sync(compact, east)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(west.follow)
             await same([east, west])
-            west.following.cancel()
-            fs = east.fs
-            await east.call(fs.kv_rename, ROOT, "fleet/a/b", "fleet/e/b")  # out of a directory that goes
-            await east.call(fs.kv_rename, ROOT, "fleet/e/b/c", "fleet/c")
-            await east.call(fs.kv_rename, ROOT, "fleet/d", "fleet/e/b/d")
-            await east.call(east.tree.rmdir, east.names.root, b"a")
-            await east.mkdir("fleet/a", 0o700)  # the same name, another directory
-            await east.call(fs.kv_rename, ROOT, "fleet/c", "fleet/a/c")
-            await east.call(fs.kv_chmod, ROOT, "fleet/e/b/f.kv", 0o644)
-            await trio.to_thread.run_sync(compact, east)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(west.follow)
-                await same([east, west])
-                west.machine.append(file, range(10, 12))  # the right to write was not lost
-                await west.fs.sync(file)
-                west.fs.kv_close(file)
-                assert await east.length("fleet/e/b/f.kv") == 12
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+            west.machine.append(file, range(10, 12))  # the right to write was not lost
+            await west.fs.sync(file)
+            west.fs.kv_close(file)
+            assert await east.length("fleet/e/b/f.kv") == 12
+            nursery.cancel_scope.cancel()
 
 
 def compact(member: Member) -> None:
@@ -547,24 +496,21 @@ def compact(member: Member) -> None:
     member.etcd._ask("kv/compaction", {"revision": str(last), "physical": True})
 
 
-def test_an_etcd_that_has_lost_the_names_takes_no_file_away(fleet: Fleet, name: str) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            file = await east.make("fleet/f.kv", 10)
-            await east.fs.sync(file)
-            east.fs.kv_close(file)
-            await same([east, west])
-            west.following.cancel()
-            keys = {"key": _encoded(Keys(name).prefix), "range_end": _encoded(Keys(name).prefix[:-1] + "0")}
-            await trio.to_thread.run_sync(east.etcd._ask, "kv/deleterange", keys)
-            await trio.to_thread.run_sync(compact, east)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(west.follow)
-                await eventually(lambda: "has lost the fleet's names" in west.names.trouble)
-                assert west.listing() == ["/f.kv kv 600 0 0 "]
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+async def test_an_etcd_that_has_lost_the_names_takes_no_file_away(fleet: Fleet, name: str) -> None:
+    async with fleet() as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        await east.fs.sync(file)
+        east.fs.kv_close(file)
+        await same([east, west])
+        west.following.cancel()
+        keys = {"key": _encoded(Keys(name).prefix), "range_end": _encoded(Keys(name).prefix[:-1] + "0")}
+        await trio.to_thread.run_sync(east.etcd._ask, "kv/deleterange", keys)
+        await trio.to_thread.run_sync(compact, east)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(west.follow)
+            await eventually(lambda: "has lost the fleet's names" in west.names.trouble)
+            assert west.listing() == ["/f.kv kv 600 0 0 "]
+            nursery.cancel_scope.cancel()
 
 
 def _encoded(text: str) -> str:
@@ -572,42 +518,38 @@ def _encoded(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_records_that_make_no_sense_are_left_out(fleet: Fleet, name: str) -> None:
+async def test_records_that_make_no_sense_are_left_out(fleet: Fleet, name: str) -> None:
     record = NameRecord("file", 0o600, 0, 0, generation=1, tag="a", num_entries=1, size=10, machines=("north",))
     good, keys = json.loads(record.encoded()), Keys(name)
     bad: list[object] = [{**good, key: value} for key in good for value in (None, -1, [1], 1 << 70)]
     values = [b"", b"[" * 100_000, b"\xff", *(json.dumps(each).encode() for each in [*bad, {}, 1])]
     values = [each for each in values if record_of(each) is None]
     assert len(values) > 40
+    async with fleet() as (east, west):
+        await east.mkdir("fleet/d")
 
-    async def main() -> None:
-        async with fleet() as (east, west):
-            await east.mkdir("fleet/d")
+        async def put(key: str, value: bytes) -> None:
+            await trio.to_thread.run_sync(east.etcd.put, key, value, 0, 0)
 
-            async def put(key: str, value: bytes) -> None:
-                await trio.to_thread.run_sync(east.etcd.put, key, value, 0, 0)
-
-            for number, value in enumerate(values):
-                await put(keys.inode(f"bad{number}"), value)
-                await put(keys.name("root", b"bad%d" % number), b"bad%d" % number)
-            await put(keys.inode("good"), record.encoded())
-            for text in ("..", "%2e", "a%2fb", "%00", "", "x" * 256, ".versions"):
-                await put(keys.entries("root") + text, b"good")
-            await put(keys.name("nowhere", b"x"), b"good")
-            await put(keys.right("nobody"), b"\xff")
-            await put(keys.prefix + "n/a/b/c", b"x")
-            await east.mkdir("fleet/e")
-            wanted = ["/d dir 755 0 0 ", "/e dir 755 0 0 "]
-            await same([east, west], wanted)
-            async with fleet(names=("north",)) as again:
-                await same(again, wanted)
-
-    trio.run(main)
+        for number, value in enumerate(values):
+            await put(keys.inode(f"bad{number}"), value)
+            await put(keys.name("root", b"bad%d" % number), b"bad%d" % number)
+        await put(keys.inode("good"), record.encoded())
+        for text in ("..", "%2e", "a%2fb", "%00", "", "x" * 256, ".versions"):
+            await put(keys.entries("root") + text, b"good")
+        await put(keys.name("nowhere", b"x"), b"good")
+        await put(keys.right("nobody"), b"\xff")
+        await put(keys.prefix + "n/a/b/c", b"x")
+        await east.mkdir("fleet/e")
+        wanted = ["/d dir 755 0 0 ", "/e dir 755 0 0 "]
+        await same([east, west], wanted)
+        async with fleet(names=("north",)) as again:
+            await same(again, wanted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_machines_that_change_names_at_random_agree(fleet: Fleet, seed: int) -> None:
+async def test_machines_that_change_names_at_random_agree(fleet: Fleet, seed: int) -> None:
     async def walk(member: Member, chance: random.Random) -> None:
         fs = member.fs
         for _ in range(40):
@@ -631,18 +573,15 @@ def test_machines_that_change_names_at_random_agree(fleet: Fleet, seed: int) -> 
                         await fs.sync(file)
                     fs.kv_close(file)
 
-    async def main() -> None:
-        async with fleet(names=("east", "west", "north")) as members:
-            async with trio.open_nursery() as nursery:
-                for number, member in enumerate(members):
-                    nursery.start_soon(walk, member, random.Random(100 * seed + number))
-            await same(members)
-            async with fleet(names=("east",)) as again:
-                await same([*members, *again])
-            for member in members:
-                member.fs.check()
-
-    trio.run(main)
+    async with fleet(names=("east", "west", "north")) as members:
+        async with trio.open_nursery() as nursery:
+            for number, member in enumerate(members):
+                nursery.start_soon(walk, member, random.Random(100 * seed + number))
+        await same(members)
+        async with fleet(names=("east",)) as again:
+            await same([*members, *again])
+        for member in members:
+            member.fs.check()
 
 
 def _remove(member: Member, path: str) -> None:

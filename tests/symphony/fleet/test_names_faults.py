@@ -1,7 +1,5 @@
 """Names of a fleet while answers are late or lost, calls are cancelled, and the limits of one machine are reached."""
 
-from __future__ import annotations
-
 import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -58,114 +56,96 @@ async def until_length(member: Member, path: str, length: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_written_while_a_closed_file_is_synced_is_synced_as_well(
+async def test_what_is_written_while_a_closed_file_is_synced_is_synced_as_well(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with fleet(copies=2) as (east, west):
-            await synced(east, "fleet/f.kv", 40)
-            await at_rest(east, west)
-            copy, has_begun = east.versions._peers.copy, trio.Event()
+    async with fleet(copies=2) as (east, west):
+        await synced(east, "fleet/f.kv", 40)
+        await at_rest(east, west)
+        copy, has_begun = east.versions._peers.copy, trio.Event()
 
-            async def slow(peer: str, request: Copy) -> None:
-                has_begun.set()
-                await trio.sleep(0.3)
-                await copy(peer, request)
+        async def slow(peer: str, request: Copy) -> None:
+            has_begun.set()
+            await trio.sleep(0.3)
+            await copy(peer, request)
 
-            monkeypatch.setattr(east.versions._peers, "copy", slow)
-            await append(east, "fleet/f.kv", 40, 50)
-            await has_begun.wait()
-            await append(east, "fleet/f.kv", 50, 60)
-            await until_length(west, "fleet/f.kv", 60)
-            await at_rest(east, west)
-
-    trio.run(main)
+        monkeypatch.setattr(east.versions._peers, "copy", slow)
+        await append(east, "fleet/f.kv", 40, 50)
+        await has_begun.wait()
+        await append(east, "fleet/f.kv", 50, 60)
+        await until_length(west, "fleet/f.kv", 60)
+        await at_rest(east, west)
 
 
 @pytest.mark.parametrize("what", ["open", "create"])
-def test_a_call_that_was_cancelled_leaves_no_right_to_write(fleet: Fleet, what: str) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            await synced(east, "fleet/f.kv", 10)
-            await at_rest(east, west)
-            calls: dict[str, Callable[[], Awaitable[object]]] = {
-                "open": partial(east.open, "fleet/f.kv", write=True),
-                "create": partial(east.make, "fleet/g.kv", 3),
-            }
-            end = late(east, 0.3)
-            with trio.move_on_after(0.1) as scope:
-                await calls[what]()
-            end()
-            assert scope.cancelled_caught
-            path = "fleet/f.kv" if what == "open" else "fleet/g.kv"
-            await eventually(lambda: len(west.listing()) == (1 if what == "open" else 2))
-            await at_rest(east, west)
-            assert not isinstance(await error_of(west.open(path, write=True)), Busy)
-
-    trio.run(main)
+async def test_a_call_that_was_cancelled_leaves_no_right_to_write(fleet: Fleet, what: str) -> None:
+    async with fleet() as (east, west):
+        await synced(east, "fleet/f.kv", 10)
+        await at_rest(east, west)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "open": partial(east.open, "fleet/f.kv", write=True),
+            "create": partial(east.make, "fleet/g.kv", 3),
+        }
+        end = late(east, 0.3)
+        with trio.move_on_after(0.1) as scope:
+            await calls[what]()
+        end()
+        assert scope.cancelled_caught
+        path = "fleet/f.kv" if what == "open" else "fleet/g.kv"
+        await eventually(lambda: len(west.listing()) == (1 if what == "open" else 2))
+        await at_rest(east, west)
+        assert not isinstance(await error_of(west.open(path, write=True)), Busy)
 
 
-def test_a_file_that_was_written_without_etcd_is_synced_when_it_is_back(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            files = [await east.make(f"fleet/{each}.kv", 10) for each in "fg"]
-            for file in files:
-                await east.fs.sync(file)
-                east.machine.append(file, range(10, 20))
-            await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)  # cut off for more than 10 s
-            await eventually(lambda: not east.names._mirror.writing)
-            await east.membership._renew()
-            east.fs.kv_close(files[0])
-            await until_length(west, "fleet/f.kv", 20)
-            assert await west.length("fleet/g.kv") == 10
-            await east.fs.volume.sync_all()
-            assert await west.length("fleet/g.kv") == 20
-            east.fs.kv_close(files[1])
-
-    trio.run(main)
-
-
-@pytest.mark.slow
-def test_a_sync_whose_answer_is_late_keeps_the_mode_that_another_machine_has_set(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            file = await east.make("fleet/f.kv", 10)
-            await east.call(east.fs.kv_chmod, ROOT, "fleet/f.kv", 0o644)
-            end = late(east, 0.4)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(east.fs.sync, file)
-                await trio.sleep(0.2)
-                await west.call(west.fs.kv_chmod, ROOT, "fleet/f.kv", 0o600)
-            end()
-            east.machine.append(file, range(10, 12))
+async def test_a_file_that_was_written_without_etcd_is_synced_when_it_is_back(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        files = [await east.make(f"fleet/{each}.kv", 10) for each in "fg"]
+        for file in files:
             await east.fs.sync(file)
-            await same([east, west], ["/f.kv kv 600 0 0 "])
-            east.fs.kv_close(file)
-
-    trio.run(main)
+            east.machine.append(file, range(10, 20))
+        await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)  # cut off for more than 10 s
+        await eventually(lambda: not east.names._mirror.writing)
+        await east.membership._renew()
+        east.fs.kv_close(files[0])
+        await until_length(west, "fleet/f.kv", 20)
+        assert await west.length("fleet/g.kv") == 10
+        await east.fs.volume.sync_all()
+        assert await west.length("fleet/g.kv") == 20
+        east.fs.kv_close(files[1])
 
 
 @pytest.mark.slow
-def test_a_change_whose_answer_is_late_succeeds(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            end = late(east, 1.3)
-            await east.mkdir("fleet/d")
-            end()
-            await same([east, west], ["/d dir 755 0 0 "])
+async def test_a_sync_whose_answer_is_late_keeps_the_mode_that_another_machine_has_set(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        await east.call(east.fs.kv_chmod, ROOT, "fleet/f.kv", 0o644)
+        end = late(east, 0.4)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(east.fs.sync, file)
+            await trio.sleep(0.2)
+            await west.call(west.fs.kv_chmod, ROOT, "fleet/f.kv", 0o600)
+        end()
+        east.machine.append(file, range(10, 12))
+        await east.fs.sync(file)
+        await same([east, west], ["/f.kv kv 600 0 0 "])
+        east.fs.kv_close(file)
 
-    trio.run(main)
+
+@pytest.mark.slow
+async def test_a_change_whose_answer_is_late_succeeds(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        end = late(east, 1.3)
+        await east.mkdir("fleet/d")
+        end()
+        await same([east, west], ["/d dir 755 0 0 "])
 
 
-def test_a_machine_at_its_limits_follows_the_others(fleet: Fleet) -> None:
-    async def main() -> None:
-        async with fleet() as (east, west):
-            west.fs.volume.domains.set_limit(west.names.root, b"user.kv.quota_files", b"3", 0)
-            for number in range(5):
-                await east.mkdir(f"fleet/{number}")
-            await same([east, west])
-
-    trio.run(main)
+async def test_a_machine_at_its_limits_follows_the_others(fleet: Fleet) -> None:
+    async with fleet() as (east, west):
+        west.fs.volume.domains.set_limit(west.names.root, b"user.kv.quota_files", b"3", 0)
+        for number in range(5):
+            await east.mkdir(f"fleet/{number}")
+        await same([east, west])
 
 
 def test_a_move_far_below_the_root_reaches_all_machines(fleet: Fleet) -> None:
@@ -191,23 +171,19 @@ def test_a_move_far_below_the_root_reaches_all_machines(fleet: Fleet) -> None:
 
 
 @pytest.mark.slow
-def test_records_longer_than_an_answer_are_read_in_parts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_longer_than_an_answer_are_read_in_parts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony.fleet.etcd.MAX_ANSWER_BYTES", 200_000)
-
-    async def main() -> None:
-        async with fleet() as (east, west):
+    async with fleet() as (east, west):
+        west.following.cancel()
+        make = partial(east.tree.make, mode=0o777, uid=0, gid=0, target=b"\xff" * 4095)
+        for number in range(30):
+            await east.call(partial(make, east.names.root, b"%d" % number, stat.S_IFLNK))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(west.follow)
+            await same([east, west])
             west.following.cancel()
-            make = partial(east.tree.make, mode=0o777, uid=0, gid=0, target=b"\xff" * 4095)
-            for number in range(30):
-                await east.call(partial(make, east.names.root, b"%d" % number, stat.S_IFLNK))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(west.follow)
-                await same([east, west])
-                west.following.cancel()
-                await east.mkdir("fleet/z")
-                await trio.to_thread.run_sync(compact, east)
-                nursery.start_soon(west.follow)
-                await same([east, west])
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+            await east.mkdir("fleet/z")
+            await trio.to_thread.run_sync(compact, east)
+            nursery.start_soon(west.follow)
+            await same([east, west])
+            nursery.cancel_scope.cancel()

@@ -1,7 +1,5 @@
 """The choice of a machine, as a function of a table."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from symphony.fleet.placement import EVICT_BYTES_S, LINK_BYTES_S, TABLE, TYPICAL_STEPS, ProgramNeeds, Table, choose

@@ -1,14 +1,12 @@
 """Where programs would run, as members of a fleet in one process see it."""
 
-from __future__ import annotations
-
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from kvfs.names.inode import Credentials
 from libsym.errors import Invalid, NoAccess, NotFound, ProtocolError, SymError
@@ -45,32 +43,23 @@ class Side:
         return str((await self.place(*paths))["machine"])
 
 
-Sides = Callable[[Side, Side, Side], Awaitable[None]]
-
-
 @pytest.fixture
 def in_fleet(
-    tmp_path: Path,
-    keys: Path,
-    server: EtcdServer,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[Sides], None]:
-    """Run a function with three machines of a fleet. Their network is slow, because their files are small."""
+    tmp_path: Path, keys: Path, server: EtcdServer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AbstractAsyncContextManager[list[Side]]:
+    """Three machines of a fleet. Their network is slow, because their files are small."""
     monkeypatch.setattr(placement, "LINK_BYTES_S", 1e3)
     monkeypatch.setattr(placement, "EVICT_BYTES_S", 1e6)
     fleet = "".join(each if each.isalnum() else "-" for each in request.node.name)
 
-    def run(function: Sides) -> None:
-        async def main() -> None:
-            async with fleet_of(tmp_path, keys, server.url, fleet, NAMES) as members:
-                sides = [Side(member, keys) for member in members]
-                await publish(*sides)
-                await function(*sides)
+    @asynccontextmanager
+    async def running() -> AsyncIterator[list[Side]]:
+        async with fleet_of(tmp_path, keys, server.url, fleet, NAMES) as members:
+            sides = [Side(member, keys) for member in members]
+            await publish(*sides)
+            yield sides
 
-        trio.run(main)
-
-    return run
+    return running()
 
 
 async def publish(*sides: Side) -> None:
@@ -90,8 +79,8 @@ async def synced(side: Side, path: str, length: int = 100) -> None:
     side.member.fs.kv_close(file)
 
 
-def test_a_program_is_placed_where_the_version_of_its_file_is(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
+async def test_a_program_is_placed_where_the_version_of_its_file_is(in_fleet):
+    async with in_fleet as (east, north, west):
         await synced(west, "fleet/a.kv")
         for side in (east, north, west):
             found = await side.place("fleet/a.kv")
@@ -103,11 +92,9 @@ def test_a_program_is_placed_where_the_version_of_its_file_is(in_fleet):
                 "west": 100,
             }
 
-    in_fleet(check)
 
-
-def test_a_machine_that_has_fetched_the_version_is_known_when_the_first_one_is_busy(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
+async def test_a_machine_that_has_fetched_the_version_is_known_when_the_first_one_is_busy(in_fleet):
+    async with in_fleet as (east, north, west):
         await synced(west, "fleet/a.kv")
         assert await north.member.length("fleet/a.kv") == 100
         busy(west, 60)
@@ -121,22 +108,17 @@ def test_a_machine_that_has_fetched_the_version_is_known_when_the_first_one_is_b
             "0 of 100 entries of the files are there, and machines with more of them have more load or no memory"
         )
 
-    in_fleet(check)
 
-
-def test_a_peer_that_does_not_answer_counts_as_its_records_say(in_fleet, monkeypatch):
+async def test_a_peer_that_does_not_answer_counts_as_its_records_say(in_fleet, monkeypatch):
     monkeypatch.setattr(placing, "ASK_S", 0.2)
-
-    async def check(east: Side, north: Side, west: Side) -> None:
+    async with in_fleet as (east, _north, west):
         await synced(west, "fleet/a.kv")
         east.placer._peers._addresses = {"north": ("127.0.0.1", 1)}
         assert await east.chosen("fleet/a.kv") == "west"
 
-    in_fleet(check)
 
-
-def test_a_file_of_one_machine_keeps_its_program_there(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
+async def test_a_file_of_one_machine_keeps_its_program_there(in_fleet):
+    async with in_fleet as (east, north, west):
         await synced(west, "fleet/a.kv", 200)
         east.member.fs.kv_close(await east.member.make("own.kv", 50))
         busy(east, 60)
@@ -147,33 +129,27 @@ def test_a_file_of_one_machine_keeps_its_program_there(in_fleet):
         with pytest.raises(NotFound, match=r"own.kv"):
             await west.place("own.kv")
 
-    in_fleet(check)
 
-
-def test_a_program_without_files_goes_to_the_least_load(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
+async def test_a_program_without_files_goes_to_the_least_load(in_fleet):
+    async with in_fleet as (east, north, west):
         busy(east, 5)
         busy(west, 5)
         await publish(east, north, west)
         found = await west.place()
         assert (found["machine"], found["reason"]) == ("north", "its load is among the least")
 
-    in_fleet(check)
 
-
-def test_programs_that_begin_are_load_until_the_machine_publishes_its_own(in_fleet, monkeypatch):
-    async def check(east: Side, north: Side, west: Side) -> None:
+async def test_programs_that_begin_are_load_until_the_machine_publishes_its_own(in_fleet, monkeypatch):
+    async with in_fleet as (east, _north, _west):
         chosen = [(await east.place(begins=True))["machine"] for _ in range(30)]
         assert {chosen.count(name) for name in NAMES} == {10}
         monkeypatch.setattr(placing, "PLACED_S", 0.0)
         await east.place()
         assert not east.placer._placed
 
-    in_fleet(check)
 
-
-def test_machines_of_another_model_or_an_earlier_release_are_refused_and_the_message_says_why(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
+async def test_machines_of_another_model_or_an_earlier_release_are_refused_and_the_message_says_why(in_fleet):
+    async with in_fleet as (east, north, west):
         await synced(west, "fleet/a.kv")
         west.facts = replace(west.facts, load=None)
         north.facts = replace(north.facts, identity={"model": "other"})
@@ -191,12 +167,9 @@ def test_machines_of_another_model_or_an_earlier_release_are_refused_and_the_mes
         ):
             await east.place("fleet/a.kv")
 
-    in_fleet(check)
 
-
-def test_only_files_that_the_user_may_read_are_told_of(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
-        del north
+async def test_only_files_that_the_user_may_read_are_told_of(in_fleet):
+    async with in_fleet as (east, _, west):
         await synced(west, "fleet/a.kv")
         with pytest.raises(NoAccess):
             await east.place("fleet/a.kv", creds=USER)
@@ -210,29 +183,21 @@ def test_only_files_that_the_user_may_read_are_told_of(in_fleet):
         with pytest.raises(Invalid, match="confined"):
             await east.place(creds=confined)
 
-    in_fleet(check)
 
-
-def test_an_empty_file_of_the_fleet_has_no_pages_anywhere(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
-        del north
+async def test_an_empty_file_of_the_fleet_has_no_pages_anywhere(in_fleet):
+    async with in_fleet as (east, _, west):
         west.member.fs.kv_close(await west.member.call(west.member.fs.kv_create, ROOT, "fleet/a.kv"))
         assert (await east.place("fleet/a.kv"))["entries"] == 0
 
-    in_fleet(check)
 
-
-def test_without_etcd_the_versions_count_that_the_machine_knows(in_fleet):
-    async def check(east: Side, north: Side, west: Side) -> None:
-        del north
+async def test_without_etcd_the_versions_count_that_the_machine_knows(in_fleet):
+    async with in_fleet as (east, _, west):
         await synced(west, "fleet/a.kv")
         assert await east.chosen("fleet/a.kv") == "west"
         east.member.etcd._endpoints[0]._port = 1  # nobody listens there
         east.member.etcd.close()
         assert await east.chosen("fleet/a.kv") == "west"
         assert east.member.names.trouble
-
-    in_fleet(check)
 
 
 @pytest.mark.parametrize("held", [[1] * 2, ["1"], [-1], [1 << 63], 1, [None]])

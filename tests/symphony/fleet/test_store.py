@@ -1,13 +1,12 @@
 """Pages in a real Mooncake Store: file systems in one process, real connections between them, and a fake decoder."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,8 +93,8 @@ async def refuse(_request: Copy) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, etcd: Etcd, master: Master) -> Callable[..., None]:
-    """Run a test with the machine `east`, which has a file of three full pages and a part of one, and with readers."""
+def readers(tmp_path: Path, etcd: Etcd, master: Master) -> Callable[..., AbstractAsyncContextManager[list[Any]]]:
+    """Machines that fetch the file of `east`, three full pages and a part of one, behind the expected entries."""
     make_keys(tmp_path / "keys", ["east", "west"])
     east = Machine(tmp_path, "east")
     file = east.fs.kv_create(USER, "a.kv", 0o644)
@@ -104,7 +103,7 @@ def run(tmp_path: Path, etcd: Etcd, master: Master) -> Callable[..., None]:
     east.fs.kv_close(file)
 
     @asynccontextmanager
-    async def readers(names: Sequence[str]) -> AsyncIterator[list[Reader]]:
+    async def readers(*names: str) -> AsyncIterator[list[Any]]:
         bound = socket.create_server(("127.0.0.1", 0))
         server = PeerServer(east.fs, contexts(tmp_path / "keys" / "east")[0], bound, lambda: None, refuse)
         address = bound.getsockname()[:2]
@@ -115,19 +114,12 @@ def run(tmp_path: Path, etcd: Etcd, master: Master) -> Callable[..., None]:
                 nursery.start_soon(reader.store.run)
             for reader in made:
                 await reader.is_ready()
-            yield made
+            yield [expected, *made]
             nursery.cancel_scope.cancel()
         for reader in made:
             reader.machine.fs.check()
 
-    def run(test: Callable[..., Awaitable[None]], *names: str) -> None:
-        async def main() -> None:
-            async with readers(names) as made:
-                await test(expected, *made)
-
-        trio.run(main)
-
-    return run
+    return readers
 
 
 def store_process() -> int:
@@ -145,29 +137,25 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-def test_pages_that_one_machine_has_fetched_come_to_another_one_from_the_store(run):
-    async def test(expected: list[float], west: Reader, north: Reader) -> None:
+async def test_pages_that_one_machine_has_fetched_come_to_another_one_from_the_store(readers):
+    async with readers("west", "north") as (expected, west, north):
         assert await west.fetch() == expected
         await west.has_put(NUM_FULL)
         assert await north.fetch() == expected
         assert (west.num_from_peer, north.num_from_peer, north.store.num_pages_got) == (NUM_FULL, 0, NUM_FULL)
         assert north.store.num_pages_put == 0
 
-    run(test, "west", "north")
 
-
-def test_a_page_of_one_account_is_no_page_of_another_one(run):
-    async def test(expected: list[float], west: Reader, north: Reader) -> None:
+async def test_a_page_of_one_account_is_no_page_of_another_one(readers):
+    async with readers("west", "north") as (expected, west, north):
         await west.fetch(USER)
         await west.has_put(NUM_FULL)
         assert await north.fetch(OTHER) == expected
         assert (north.num_from_peer, north.store.num_pages_got) == (NUM_FULL, 0)
 
-    run(test, "west", "north")
 
-
-def test_the_store_sees_neither_contents_nor_digests(run):
-    async def test(_expected: list[float], west: Reader) -> None:
+async def test_the_store_sees_neither_contents_nor_digests(readers):
+    async with readers("west") as (_, west):
         file = await west._peers.fetch(USER, "east", "a.kv", None, 0o600)
         await west.has_put(NUM_FULL)
         fs, page = west.machine.fs, file.table.pages[:1]
@@ -177,11 +165,9 @@ def test_the_store_sees_neither_contents_nor_digests(run):
         encrypted = bytes(west.process.room[: len(content)])
         assert not any(content[at : at + 16] in encrypted for at in range(0, len(content), 16) if any(content[at:]))
 
-    run(test, "west")
 
-
-def test_a_wrong_byte_is_a_miss_and_the_next_fetch_mends_it(run):
-    async def test(expected: list[float], west: Reader, north: Reader) -> None:
+async def test_a_wrong_byte_is_a_miss_and_the_next_fetch_mends_it(readers):
+    async with readers("west", "north") as (expected, west, north):
         file = await west._peers.fetch(USER, "east", "a.kv", None, 0o600)
         await west.has_put(NUM_FULL)
         pool = west.machine.fs.pool
@@ -195,11 +181,9 @@ def test_a_wrong_byte_is_a_miss_and_the_next_fetch_mends_it(run):
         assert await north.fetch() == expected
         assert north.num_from_peer == 1
 
-    run(test, "west", "north")
 
-
-def test_a_value_of_another_size_is_a_miss(run):
-    async def test(expected: list[float], west: Reader, north: Reader) -> None:
+async def test_a_value_of_another_size_is_a_miss(readers):
+    async with readers("west", "north") as (expected, west, north):
         file = await west._peers.fetch(USER, "east", "a.kv", None, 0o600)
         await west.has_put(NUM_FULL)
         pool = west.machine.fs.pool
@@ -210,14 +194,13 @@ def test_a_value_of_another_size_is_a_miss(run):
             assert north.num_from_peer == number
             await north.has_put(number)
 
-    run(test, "west", "north")
 
-
-def test_without_its_master_the_store_has_only_misses_and_the_log_says_so_once(run, master, caplog, monkeypatch):
+async def test_without_its_master_the_store_has_only_misses_and_the_log_says_so_once(
+    readers, master, caplog, monkeypatch
+):
     monkeypatch.setattr(store_calls, "RETRY_S", 0.1)
     caplog.set_level("INFO", store_calls.__name__)
-
-    async def test(expected: list[float], west: Reader) -> None:
+    async with readers("west") as (expected, west):
         await west.fetch()
         await west.has_put(NUM_FULL)
         master.kill()
@@ -235,10 +218,8 @@ def test_without_its_master_the_store_has_only_misses_and_the_log_says_so_once(r
         assert west.num_from_peer > 4 * NUM_FULL
         assert len(warnings(caplog)) == 1
 
-    run(test, "west")
 
-
-def test_a_store_that_hangs_delays_one_fetch_by_the_limit_and_nothing_else(run, master, monkeypatch):
+async def test_a_store_that_hangs_delays_one_fetch_by_the_limit_and_nothing_else(readers, master, monkeypatch):
     monkeypatch.setattr(store_calls, "LIMIT_S", 0.5)
     longest_s = 0.0
 
@@ -249,7 +230,7 @@ def test_a_store_that_hangs_delays_one_fetch_by_the_limit_and_nothing_else(run, 
             await trio.sleep(0.001)
             longest_s = max(longest_s, trio.current_time() - began_s)
 
-    async def test(expected: list[float], west: Reader) -> None:
+    async with readers("west") as (expected, west):
         async with trio.open_nursery() as nursery:
             os.kill(master.process.pid, signal.SIGSTOP)
             nursery.start_soon(tick)
@@ -263,13 +244,10 @@ def test_a_store_that_hangs_delays_one_fetch_by_the_limit_and_nothing_else(run, 
             nursery.cancel_scope.cancel()
         assert longest_s < 0.4
 
-    run(test, "west")
 
-
-def test_a_process_that_dies_during_a_call_is_replaced(run, caplog, monkeypatch):
+async def test_a_process_that_dies_during_a_call_is_replaced(readers, caplog, monkeypatch):
     monkeypatch.setattr(store_calls, "RETRY_S", 0.1)
-
-    async def test(expected: list[float], west: Reader) -> None:
+    async with readers("west") as (expected, west):
         child = store_process()
         os.kill(child, signal.SIGSTOP)
 
@@ -287,11 +265,9 @@ def test_a_process_that_dies_during_a_call_is_replaced(run, caplog, monkeypatch)
                 assert await west.fetch() == expected
                 await trio.sleep(0.2)
 
-    run(test, "west")
 
-
-def test_pages_that_wait_to_be_put_are_bounded_and_released_at_the_end(run):
-    async def test(_expected: list[float], west: Reader) -> None:
+async def test_pages_that_wait_to_be_put_are_bounded_and_released_at_the_end(readers):
+    async with readers("west") as (_, west):
         file = await west._peers.fetch(USER, "east", "a.kv", None, 0o600)
         await west.has_put(NUM_FULL)
         async with west.store._room:  # no put can begin
@@ -299,25 +275,17 @@ def test_pages_that_wait_to_be_put_are_bounded_and_released_at_the_end(run):
                 west.store.offer(file.content, np.arange(NUM_FULL), USER.uid)
             await trio.testing.wait_all_tasks_blocked()
         west.machine.fs.kv_close(file)
-        made.append(west)
-
-    made = list[Reader]()
-    run(test, "west")
-    assert made[0].machine.fs.pool.num_free == made[0].machine.fs.pool.num_pages
+    assert west.machine.fs.pool.num_free == west.machine.fs.pool.num_pages
 
 
-def test_a_secret_in_etcd_that_is_no_secret_is_not_used(etcd, master, tmp_path, caplog):
+async def test_a_secret_in_etcd_that_is_no_secret_is_not_used(etcd, master, tmp_path, caplog):
     etcd.commit([has_revision("symphony/odd/store", 0)], [putting("symphony/odd/store", b"x" * 100)])
     machine = Machine(tmp_path, "west")
     process = StoreProcess(master.address, "127.0.0.1", GIVEN, machine.store.page_bytes)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Store(machine.fs, etcd, "odd", process).run)
-            await until(lambda: "is no secret" in process.trouble)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Store(machine.fs, etcd, "odd", process).run)
+        await until(lambda: "is no secret" in process.trouble)
+        nursery.cancel_scope.cancel()
     assert len(warnings(caplog)) == 1
 
 

@@ -108,11 +108,7 @@ def outcomes(calls: Calls) -> dict[str, dict[str, str]]:
 
 def main() -> None:
     what, path = sys.argv[1:]
-    ways = {
-        "calls": lambda: calls_on(path),
-        "handles": forged_handles,
-        "programs": lambda: other_programs(path),
-    }
+    ways = {"calls": lambda: calls_on(path), "handles": forged_handles, "programs": lambda: other_programs(path)}
     print(json.dumps(outcomes(ways[what]())))
 
 
