@@ -7,6 +7,8 @@ import gguf
 import numpy as np
 import torch
 
+from tests.decoder.small_checkpoints import of_transformers
+
 
 def around(model_class: Any, config: Any, state: dict[str, torch.Tensor]) -> Any:
     """A model of these parameters, which it does not copy."""
@@ -29,10 +31,8 @@ def gguf_state(path: Path, kind: Any, num_layers: int, names: list[str]) -> dict
 
 def llama_of(path: Path) -> Any:
     """A Llama with tied embeddings as transformers runs it, from the file as the gguf package reads it."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     fields = {key: value.contents() for key, value in gguf.GGUFReader(path).fields.items() if key.startswith("llama.")}
-    config: Any = LlamaConfig(
+    config = of_transformers("LlamaConfig")(
         vocab_size=fields["llama.vocab_size"],
         hidden_size=fields["llama.embedding_length"],
         intermediate_size=fields["llama.feed_forward_length"],
@@ -46,12 +46,13 @@ def llama_of(path: Path) -> Any:
         eos_token_id=None,
         pad_token_id=0,
     )
+    model_class = of_transformers("LlamaForCausalLM")
     with torch.device("meta"):
-        names = [name for name, _ in LlamaForCausalLM(config).named_parameters()]
+        names = [name for name, _ in model_class(config).named_parameters()]
     state = gguf_state(path, gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers, names)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, array in state.items():
         for part, num_heads in heads.items():
             if part in name:  # llama.cpp's order of rows
                 state[name] = array.reshape(num_heads, -1, 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
-    return around(LlamaForCausalLM, config, {name: torch.from_numpy(array) for name, array in state.items()})
+    return around(model_class, config, {name: torch.from_numpy(array) for name, array in state.items()})

@@ -1,6 +1,9 @@
 """Small checkpoints of both kinds, written by the libraries that others write theirs with."""
 
+import gc
 import json
+from functools import cache
+from importlib import import_module
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -137,14 +140,21 @@ SHAPE: dict[str, Any] = {
 }
 
 
+@cache
+def of_transformers(name: str) -> Any:
+    """Return a class of transformers. The import takes seconds, and few runs have the tests that need it."""
+    found = getattr(import_module("transformers"), name)
+    gc.freeze()  # otherwise each full collection of garbage looks at the library's objects, which takes 0.1 s
+    return found
+
+
 def small_model(family: str, **shape: Any) -> Any:
     """A model of transformers; windows, caps and scalings are to be so small that they matter in a few tokens."""
-    import transformers  # takes seconds, and few runs have the tests that need it
-
-    torch.manual_seed(4)
-    config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    config_class = of_transformers(f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     config = config_class(**{**SHAPE, **shape}, attn_implementation="eager")
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model_class = of_transformers(f"{family}ForCausalLM")
+    torch.manual_seed(4)
+    model = model_class(config).eval()
     with torch.no_grad():  # norms and biases that are not the usual ones and zeros
         for parameter in model.parameters():
             if parameter.ndim == 1:

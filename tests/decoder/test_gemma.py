@@ -23,6 +23,7 @@ from decoder.model import Model, load_model
 from tests.decoder.bench import Bench, Call
 from tests.decoder.peers import around, gguf_state
 from tests.decoder.reference import ReferenceDecoder
+from tests.decoder.small_checkpoints import of_transformers
 
 pytestmark = pytest.mark.slow  # a model of 270 million parameters beside transformers: half a minute
 
@@ -78,9 +79,7 @@ def bench(request, model) -> Iterator[Bench]:
 @pytest.fixture(scope="module")
 def theirs(path) -> Any:
     """The model as transformers runs it, from the file as the gguf package reads it."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    config = Gemma3TextConfig(
+    config = of_transformers("Gemma3TextConfig")(
         vocab_size=262_144,
         hidden_size=640,
         intermediate_size=2048,
@@ -91,13 +90,13 @@ def theirs(path) -> Any:
         max_position_embeddings=32_768,
         query_pre_attn_scalar=256,
         sliding_window=512,
-        attn_implementation="eager",  # type: ignore[call-arg] # of the base class's **kwargs
+        attn_implementation="eager",
     )
     with torch.device("meta"):
-        names = [name for name, _ in Gemma3ForCausalLM(config).named_parameters()]
+        names = [name for name, _ in of_transformers("Gemma3ForCausalLM")(config).named_parameters()]
     arrays = gguf_state(path, gguf.MODEL_ARCH.GEMMA3, config.num_hidden_layers, names)
     state = {name: torch.from_numpy(array - name.endswith("norm.weight")) for name, array in arrays.items()}
-    theirs = around(Gemma3ForCausalLM, config, state)
+    theirs = around(of_transformers("Gemma3ForCausalLM"), config, state)
     theirs.model.embed_tokens.embed_scale = torch.tensor(config.hidden_size**0.5)  # computed, not loaded
     assert not [name for name, tensor in theirs.named_buffers() if tensor.is_meta]
     return theirs

@@ -31,7 +31,16 @@ from tests.decoder.checkpoints.families import (
     model_of,
 )
 from tests.decoder.reference import ReferenceDecoder
-from tests.decoder.small_checkpoints import SHAPE, VOCAB_SIZE, copied, expected_logits, logits_of, save, small_model
+from tests.decoder.small_checkpoints import (
+    SHAPE,
+    VOCAB_SIZE,
+    copied,
+    expected_logits,
+    logits_of,
+    of_transformers,
+    save,
+    small_model,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,13 +108,11 @@ def test_a_mistral_that_names_no_window_has_transformers_default(saved, tmp_path
     [(torch.float32, "1GB", True), (torch.float16, "60KB", False), (torch.bfloat16, "60KB", True)],
 )
 def test_a_checkpoint_of_any_type_whole_or_in_shards_gives_transformers_logits(tmp_path, dtype, shard_bytes, tied):
-    from transformers import LlamaForCausalLM
-
     save(tmp_path, small_model("Llama", tie_word_embeddings=tied).to(dtype), shard_bytes)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == "60KB")
     model = load_model(str(tmp_path))
     # Read back by them: `.to(bfloat16)` has rounded the frequencies of RoPE too, in the model but not in the file.
-    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    theirs = of_transformers("LlamaForCausalLM").from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert_close(logits_of(model, TOKENS), expected_logits(theirs, TOKENS))
     assert (HEAD not in model.weights) == tied
     assert model.tokenizer.chat_template([{"role": "user", "content": "hi"}]).endswith("<|im_start|>assistant\n")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from libsym.errors import Invalid
-from tests.decoder.small_checkpoints import TEMPLATE, small_library
+from tests.decoder.small_checkpoints import TEMPLATE, of_transformers, small_library
 from tests.decoder.text.vocabularies import ELABORATE, GEMMA, QWEN, smollm, smollm_file, templated
 
 CALL = {"function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}
@@ -36,10 +36,8 @@ CHATS: dict[str, tuple[str, list[dict[str, Any]], list[Any] | None]] = {
 
 @pytest.mark.parametrize("chat", CHATS)
 def test_a_template_gives_transformers_prompt(chat):
-    from transformers import PreTrainedTokenizerFast
-
     template, messages, tools = CHATS[chat]
-    theirs = PreTrainedTokenizerFast(
+    theirs = of_transformers("PreTrainedTokenizerFast")(
         tokenizer_object=small_library(), bos_token="<|im_start|>", eos_token="<|im_end|>", chat_template=template
     )
     for asks in (True, False):

@@ -17,7 +17,15 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from decoder.text.stored_tokenizers import huggingface_tokenizer, piece_merges
 from decoder.text.tokenizer import Tokenizer
 from libsym.errors import Invalid
-from tests.decoder.small_checkpoints import MERGES, TEMPLATE, VOCAB_SIZE, gguf_metadata, small_library, small_vocabulary
+from tests.decoder.small_checkpoints import (
+    MERGES,
+    TEMPLATE,
+    VOCAB_SIZE,
+    gguf_metadata,
+    of_transformers,
+    small_library,
+    small_vocabulary,
+)
 from tests.decoder.text.vocabularies import (
     CONTROL,
     CORPUS,
@@ -87,9 +95,7 @@ def smollm_pair(_: Path) -> Pair:
 
 def by_their_class(name: str) -> Any:
     """Transformers' slow-named class of a family, with SmolLM2's vocabulary."""
-    import transformers
-
-    return getattr(transformers, name)(
+    return of_transformers(name)(
         vocab={token: i for i, token in enumerate(vocabulary())},
         merges=[tuple(merge.split(" ")) for merge in smollm_file().texts("tokenizer.ggml.merges")],
         additional_special_tokens=vocabulary()[:17],
@@ -119,13 +125,11 @@ def saved_qwen_pair(directory: Path) -> Pair:
 
 
 def gemma_pair(_: Path) -> Pair:
-    from transformers import GemmaTokenizer
-
     metadata = piece_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
     scores = dict(zip(tokens, metadata["tokenizer.ggml.scores"], strict=True))
     merges: Any = piece_merges({piece: scores[piece] for piece in pieces()})
-    theirs = GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    theirs = of_transformers("GemmaTokenizer")(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
     theirs.add_tokens([AddedToken(token, normalized=False) for token in USER_DEFINED])
     theirs.add_tokens([AddedToken(token, normalized=False, special=True) for token in CONTROL], special_tokens=True)
     return beside_transformers(gemma(), theirs, gives_back=lambda text: SPACE not in text)
