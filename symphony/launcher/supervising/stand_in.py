@@ -44,10 +44,12 @@ def stand_in(parent: Spec, request: Message, directory: Path, ident: str) -> Spe
     for host, _ in parent.allow_net:
         if _is_of_one_machine(host):
             raise Refused(f"a program on another machine can't have the grant of {host}, which is this machine")
+    variables = request.get("env") or {}
+    if parent.is_isolated and "PYTHONPATH" in variables:  # `symphony run` there shows these directories to the program
+        raise Refused("a program in a sandbox can't choose PYTHONPATH on another machine")
     options = {**limits, "on": request["on"], "isolation": parent.isolation, "restart": request.get("restart")}
     words = [f"--{name}={_word(value)}" for name, value in options.items() if value is not None]
-    variables = json.dumps([*(request.get("env") or {}).items()])
-    words += [f"--id={ident}", f"--env-json={_kept(directory, 'env.json', variables)}"]
+    words += [f"--id={ident}", f"--env-json={_kept(directory, 'env.json', json.dumps([*variables.items()]))}"]
     words += [f"--allow-net={f'[{host}]' if ':' in host else host}:{port}" for host, port in parent.allow_net]
     words += [f"--name={asked.name}"] if asked.name else []
     return _command(

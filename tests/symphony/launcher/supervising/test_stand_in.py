@@ -48,6 +48,12 @@ def test_the_name_of_a_text_leads_nowhere_else(tmp_path: Path, name: str):
     assert Path(words_of(tmp_path, program=name, source="1")[-1]).parent == tmp_path
 
 
+def test_a_program_in_a_sandbox_chooses_no_directories_that_its_sandbox_elsewhere_shows(tmp_path: Path):
+    with pytest.raises(Refused, match="can't choose PYTHONPATH"):
+        words_of(tmp_path, program="react", env={"PYTHONPATH": "/home/user/.ssh"})
+    words_of(tmp_path, Spec("/a.py", python=True, isolation="none"), program="react", env={"PYTHONPATH": "/x"})
+
+
 def test_a_limit_that_run_does_not_know_is_refused(tmp_path: Path):
     with pytest.raises(Refused, match="no limit of page_seconds"):
         words_of(tmp_path, program="react", limits={"page_seconds": 5})
