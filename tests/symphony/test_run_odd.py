@@ -15,7 +15,7 @@ from symphony.launcher.common import wire
 from symphony.launcher.common.places import Refused
 from symphony.launcher.common.spec import checked
 from symphony.launcher.common.wire import OUTPUT
-from symphony.launcher.supervising.program_log import LogReader, ProgramLog
+from symphony.launcher.supervising.program_log import LEFT_OUT, LogReader, ProgramLog
 from symphony.launcher.supervising.streams import Streams
 from symphony.launcher.supervising.zygote_process import ZygoteProcess
 from symphony.launcher.zygote.zygote_start import StartedZygote
@@ -147,6 +147,19 @@ def test_half_a_record_of_a_full_disk_is_taken_back(tmp_path):
     log.append(OUTPUT, b"second")
     reader = LogReader(log)
     assert [reader.read(1000) for _ in range(3)] == [(OUTPUT, b"first"), (OUTPUT, b"second"), None]
+    reader.close()
+    log.close()
+
+
+@pytest.mark.parametrize(("num_files", "first"), [(2, b"0"), (3, LEFT_OUT)])
+def test_a_reader_that_comes_after_output_was_removed_says_so(tmp_path, monkeypatch, num_files, first):
+    monkeypatch.setattr("symphony.launcher.supervising.program_log.SEGMENT_BYTES", 1)
+    log = ProgramLog(tmp_path)
+    for number in range(num_files):
+        log.append(OUTPUT, b"%d" % number)
+    reader = LogReader(log)
+    seen = [content for _, content in iter(lambda: reader.read(1000), None)]
+    assert (seen[0], seen[-2:]) == (first, [b"%d" % (num_files - 2), b"%d" % (num_files - 1)])
     reader.close()
     log.close()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 SEGMENT_BYTES = 1 << 20
 """Size of a full file. The size is small, since the launcher's directory is often in memory."""
-LEFT_OUT = b"\nsymphony: output was left out here: the program wrote faster than it was read\n"
+LEFT_OUT = b"\nsymphony: output was left out here: the log keeps the last one to two MiB\n"
 _RECORD = struct.Struct("<I4xcxxxxxxxd")
 """Header of a record: number of bytes, stream (`O` or `E`), and time in seconds since the epoch."""
 
@@ -83,11 +83,16 @@ class LogReader:
         """Number of bytes of the record at `_offset` that were read already."""
         if not from_now:
             self._go_to_oldest()
+        self._has_missed = not from_now and self.generation > 0
+        """Whether files were removed before this reader came, and the reader has not told it yet."""
 
     def read(self, most: int) -> tuple[bytes, bytes] | None:
         """Return a stream and its next bytes: up to `most` bytes of one record.
         None: the reader is at the log's end.
         """
+        if self._has_missed:
+            self._has_missed = False
+            return b"E", LEFT_OUT
         while True:
             if self._file < 0 and not self._open():
                 return None
