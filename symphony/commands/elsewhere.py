@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 import libsym
 from libsym.channel.socket_path import find_socket
@@ -25,7 +26,7 @@ from symphony.launcher.asking import commands, listing
 from symphony.launcher.asking.session import PASSED_ON
 from symphony.launcher.common.finding import find_program, shipped
 from symphony.launcher.common.places import Refused
-from symphony.launcher.common.statuses import SIGNALLED
+from symphony.launcher.common.statuses import NOT_READABLE, SIGNALLED
 
 OPTIONS = ("name", "isolation", "bind", "allow-net", "venv", "memory", "processes", "tokens", "pages", "restart")
 """Options of `run` that another machine gets as they are."""
@@ -128,11 +129,12 @@ def _run_request(args: argparse.Namespace, ident: str) -> Request:
 
 def _content(file: Path) -> bytes:
     try:
-        content = file.read_bytes()
+        with file.open("rb") as opened:
+            content = opened.read(MAX_SOURCE_BYTES + 1)  # a device has no end
     except OSError as error:
-        raise Refused(f"{file}: {error.strerror}") from None
+        raise Refused(f"{file}: {error.strerror}", NOT_READABLE) from None
     if len(content) > MAX_SOURCE_BYTES:
-        raise Invalid(f"{file} has {len(content):,} bytes: a program for another machine has {MAX_SOURCE_BYTES:,}")
+        raise Invalid(f"{file} has more than {MAX_SOURCE_BYTES:,} bytes, the most for another machine")
     return content
 
 
@@ -176,8 +178,11 @@ def act_elsewhere(command: str, args: argparse.Namespace) -> int:
     """Carry out `kill`, `logs` or `wait` on programs of other machines. Return the last status, also of an error."""
     programs = [args.who] if isinstance(args.who, str) else args.who
     for who in programs:
-        if ":" not in who:
+        machine, colon, name = who.partition(":")
+        if not colon:
             raise Invalid(f"{who} is a program of this machine: name it in a command of its own")
+        if not machine or not name:
+            raise Invalid(f"{who!r} names no program of another machine: give MACHINE:NAME")
     status = 0
     with Cluster.of_user().connection() as connection:
         for who in programs:
@@ -187,7 +192,7 @@ def act_elsewhere(command: str, args: argparse.Namespace) -> int:
                 if command == "kill":
                     there.kill(name, args.signal)
                 elif command == "logs":
-                    status = there.show(_request("logs", *(["--follow"] if args.follow else []), name))
+                    status = there.show(_request("logs", *(["--follow"] if args.follow else []), "--", name))
                 else:
                     status = there.status(name)
                     print(status if len(programs) == 1 else f"{who} {status}", file=connection.out)
@@ -202,6 +207,10 @@ def act_elsewhere(command: str, args: argparse.Namespace) -> int:
 
 def _request(*words: str) -> Request:
     return Request(os.getuid(), words)
+
+
+class Unwritten(Refused):
+    """Error: output can't be written, for instance to a full disk."""
 
 
 class Elsewhere:
@@ -236,23 +245,39 @@ class Elsewhere:
 
     def status(self, name: str) -> int:
         """Return the exit status of a program when it has ended."""
-        output, failure = self.result(_request("wait", name))
+        output, failure = self.result(_request("wait", "--", name))
         if failure is not None and not output:
             raise failure
         return int(output)
 
     def kill(self, name: str, number: int) -> None:
-        self.told(_request("kill", "--signal", str(number), name))
+        self.told(_request("kill", "--signal", str(number), "--", name))
 
     def show(self, request: Request) -> int:
-        """Write the output of a command there to this command's streams, and return its exit status."""
+        """Write the output of a command there to this command's streams, and return its exit status.
+
+        BrokenPipeError: a stream has no reader. Unwritten: a stream takes no output.
+        """
         for stream, content in self._remote.call(request):
             if stream == STATUS:
                 return int(content)
-            out = (self._out if stream == OUTPUT else sys.stderr).buffer
-            out.write(content)
-            out.flush()
+            self._write(self._out if stream == OUTPUT else sys.stderr, content)
         raise AssertionError("a runner's last event is the exit status")
+
+    def _write(self, stream: TextIO | None, content: bytes) -> None:
+        """Write output. `stream`: None if the command was started with a closed one."""
+        if stream is None:
+            return
+        try:
+            stream.buffer.write(content)
+            stream.buffer.flush()
+        except OSError as error:
+            if stream is self._out:
+                with suppress(OSError):
+                    stream.close()  # else the command's end would write again
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise Unwritten(f"what the program writes can't be passed on: {error.strerror}") from None
 
     def run(self, request: Request, ident: str, program: str) -> int:
         """Run a program, write its output until it ends, pass signals on to it, and return its exit status."""
@@ -261,13 +286,13 @@ class Elsewhere:
                 name = self.told(request).strip()
                 begun.set()
                 print(f"symphony: {program} is {self._machine}:{name}", file=sys.stderr)
-                self.show(_request("logs", "--follow", ident))
+                self.show(_request("logs", "--follow", "--", ident))
                 return self.status(ident)
-        except BrokenPipeError:  # as here, a program whose output has no reader is hung up
+        except (BrokenPipeError, Unwritten) as error:  # as here, a program whose output has no reader is hung up
             with suppress(Refused):  # the program has ended
                 self.kill(ident, signal.SIGHUP)
-            with suppress(BrokenPipeError):
-                self._out.close()
+            if isinstance(error, Unwritten):
+                raise
             return SIGNALLED + signal.SIGPIPE
         except MachineLost as error:
             if self._is_asked_to_end:

@@ -153,7 +153,7 @@ def long(tmp_path):
 
 def is_followed(ident):
     """Whether a command on its machine reads the log of a program."""
-    done = subprocess.run(["pgrep", "-f", f"logs --follow {ident}"], check=False, capture_output=True)
+    done = subprocess.run(["pgrep", "-f", f"logs --follow -- {ident}"], check=False, capture_output=True)
     return done.returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -40,7 +41,7 @@ elif words[-1] == "nobody":
     sys.exit(3)
 elif command == "kill":
     with signals.open("a") as file:
-        file.write(words[-2] + " ")
+        file.write(words[-3] + " ")
 elif command == "logs":
     print("begun", flush=True)
     print("apart", file=sys.stderr, flush=True)
@@ -210,6 +211,24 @@ def test_a_program_whose_output_has_no_reader_is_hung_up(connection, tmp_path):
     assert signals_of(tmp_path) == [signal.SIGHUP]
 
 
+def test_a_program_whose_output_can_not_be_written_is_hung_up(connection, tmp_path):
+    class Buffer(io.BytesIO):
+        def write(self, _content: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = io.TextIOWrapper(Buffer())
+    with pytest.raises(Refused, match=r"^what the program writes can't be passed on: No space left on device$"):
+        Elsewhere(Connection(connection.ray, out), "west").run(request("run"), "long", "prog.py")
+    assert out.closed, "its end would flush it"
+    assert signals_of(tmp_path) == [signal.SIGHUP]
+
+
+def test_a_command_with_closed_streams_runs_its_program(connection, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)  # as Python has it then
+    closed: Any = None
+    assert Elsewhere(Connection(connection.ray, closed), "west").run(request("run"), "long", "prog.py") == 5
+
+
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, NotConnected), (signal.SIGUSR1, MachineLost)])
 def test_a_program_that_was_told_to_end_is_not_lost(connection, number, error):
     connection.ray.at_run = [number]
@@ -270,6 +289,23 @@ def test_kill_logs_and_wait_take_programs_of_other_machines_and_end_with_the_las
         act_elsewhere("kill", parsed("kill", "west:long", "here"))
 
 
+@pytest.mark.parametrize("who", ["west:", ":long", ":"])
+def test_a_program_of_another_machine_has_a_machine_and_a_name(who):
+    with pytest.raises(Invalid, match="names no program of another machine: give MACHINE:NAME"):
+        act_elsewhere("kill", parsed("kill", who))
+
+
+def test_a_name_there_is_no_option(cluster):
+    assert act_elsewhere("wait", parsed("wait", "west:--help")) == 5
+    assert cluster.ray.asked == [("wait", "--", "--help")]
+
+
+def test_a_file_without_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(elsewhere, "_here", lambda _args: "east")
+    with pytest.raises(Invalid, match=r"^/dev/zero has more than 4,194,304 bytes"):
+        run_in_fleet(parsed("run", "--on", "west", "/dev/zero"), None)
+
+
 def test_a_program_goes_to_the_machine_with_its_file_and_its_options(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(elsewhere, "_here", lambda _args: "east")
     monkeypatch.setenv("KEY", "blue")
@@ -292,7 +328,7 @@ def test_a_program_is_followed_by_its_id_since_others_have_had_its_name(cluster,
     assert run_in_fleet(parsed("run", "--on", "west", str(file)), None) == 5
     begun, *others = cluster.ray.asked
     ident = next(each for each in begun if each.startswith("--id=")).removeprefix("--id=")
-    assert others == [("logs", "--follow", ident), ("wait", ident)]
+    assert others == [("logs", "--follow", "--", ident), ("wait", "--", ident)]
 
 
 def test_programs_of_a_machine_without_its_daemon_are_listed(cluster, monkeypatch, capsys):
