@@ -148,6 +148,8 @@ class Cluster:
             os.environ.update(_CONNECTING)
             host = (self.keys / _HOST).read_text()
             ray.init(where, namespace=NAMESPACE, _node_ip_address=host, **_QUIET)
+        except UnicodeEncodeError:
+            raise Invalid("Ray takes no command line that is not UTF-8") from None
         except (OSError, RuntimeError, ValueError) as error:
             raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
         return ray
@@ -208,7 +210,7 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
     try:
         _end_by_signals()
         with _lock(directory, machine) as lock, open(cluster.log_of(machine), "wb", opener=private) as log:
-            make_keys_of_token(cluster.keys, cluster.token.read_bytes(), host)
+            make_keys_of_token(cluster.keys, cluster.token.read_bytes().strip(), host)  # as Ray reads it
             (cluster.keys / _HOST).write_text(host)
             if head is not None:
                 cluster.probe(where)

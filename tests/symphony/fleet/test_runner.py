@@ -172,6 +172,29 @@ def test_a_machine_without_the_extra_fleet_can_look_for_a_cluster():
     assert subprocess.run([sys.executable, "-P", "-c", looking], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("raised", "error", "text"),
+    [
+        (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"), Invalid, "no command line that is not UTF-8"),
+        (RuntimeError("busy\nfor long"), NotConnected, "^Ray at .* does not answer: busy$"),
+    ],
+)
+def test_an_error_of_ray_is_one_line(tmp_path: Path, monkeypatch, raised, error, text):
+    def init(*_words: object, **_more: object) -> None:
+        raise raised
+
+    cluster = Cluster(tmp_path)
+    cluster.make_token()
+    cluster.keys.mkdir()
+    (cluster.keys / "host").write_text("10.0.0.1")
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    monkeypatch.setattr(Cluster, "probe", lambda _cluster, _where: None)
+    with pytest.raises(error, match=text):
+        cluster.connected("10.0.0.1:6379")
+
+
 def test_ray_encrypts_with_the_keys_of_this_machine(tmp_path: Path):
     cluster = Cluster(tmp_path)
     cluster.make_token()
