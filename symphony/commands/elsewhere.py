@@ -18,7 +18,7 @@ from typing import TextIO
 
 import libsym
 from libsym.channel.socket_path import find_socket
-from libsym.errors import Invalid, NotConnected, NotFound, SymError
+from libsym.errors import Invalid, NotFound, SymError
 from symphony.commands.options import connect, on_mount
 from symphony.fleet.cluster import Cluster, Connection, MachineLost, Remote
 from symphony.fleet.runner import ERRORS, OUTPUT, STATUS, Request, Source, run_options
@@ -26,7 +26,7 @@ from symphony.launcher.asking import commands, listing
 from symphony.launcher.asking.session import PASSED_ON
 from symphony.launcher.common.finding import find_program, shipped
 from symphony.launcher.common.places import Refused
-from symphony.launcher.common.statuses import NOT_READABLE, SIGNALLED
+from symphony.launcher.common.statuses import LOST, NOT_READABLE, SIGNALLED
 
 OPTIONS = ("name", "isolation", "bind", "allow-net", "venv", "memory", "processes", "tokens", "pages", "restart")
 """Options of `run` that another machine gets as they are."""
@@ -52,7 +52,7 @@ def run_in_fleet(args: argparse.Namespace, socket: Path | None) -> int:
             return _run_on(machine, args)
         except MachineLost as error:
             if args.restart == "no" or args.on is not None or not _has_left(machine, args):
-                raise
+                raise Refused(str(error), LOST) from None
             print(f"symphony: {error}; {args.program} starts again", file=sys.stderr)
 
 
@@ -296,7 +296,7 @@ class Elsewhere:
             return SIGNALLED + signal.SIGPIPE
         except MachineLost as error:
             if self._is_asked_to_end:
-                raise NotConnected(str(error)) from None
+                raise Refused(str(error), LOST) from None
             raise
 
     @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+LOST = 119
+"""Status of a command whose program runs on another machine that does not answer any more."""
 OUT_OF_MEMORY = 120
 OUT_OF_TOKENS = 121
 OUT_OF_PAGES = 122

@@ -15,7 +15,7 @@ from typing import Any
 from symphony.launcher.common.finding import find_program, shipped
 from symphony.launcher.common.places import MAX_ERROR, Refused
 from symphony.launcher.common.spec import NONE, checked
-from symphony.launcher.common.statuses import SIGNALLED
+from symphony.launcher.common.statuses import LOST, SIGNALLED
 from symphony.launcher.supervising.daemon_link import Message
 from symphony.launcher.supervising.ending import LAST_WORDS_S
 from symphony.launcher.supervising.program import LaunchedProgram
@@ -126,12 +126,12 @@ class DaemonRequests:
         return _shown(program)
 
     async def _clear_up_after(self, program: LaunchedProgram, directory: Path) -> None:
-        """Remove the directory of a stand-in that has ended. If it was killed, end the program there, too."""
+        """Remove the directory of a stand-in that has ended. If it was killed, or lost its program, end the program."""
         await program.over.wait()
         shutil.rmtree(directory)
         end = program.record.end
         assert end is not None
-        if end.reason != "exit" and end.status not in _BEFORE_BEGIN:
+        if end.status == LOST or (end.reason != "exit" and end.status not in _BEFORE_BEGIN):
             try:
                 await self._supervisor.start(killer(program.spec))
             except Refused as error:

@@ -61,7 +61,7 @@ def stand_in(parent: Spec, request: Message, directory: Path, ident: str) -> Spe
 
 
 def killer(stand_in: Spec) -> Spec:
-    """Return the specification of a command that kills the program there, after its stand-in was killed."""
+    """Return the specification of a command that kills the program there, after its stand-in has ended before it."""
     assert stand_in.stands_for is not None
     words = ["kill", "--signal", "KILL", "--", stand_in.stands_for]
     more = {"stands_for": stand_in.stands_for, "restart": "on-failure"}  # the stand-in's place, and further attempts

@@ -24,6 +24,7 @@ from symphony.fleet.cluster import Cluster, Connection, MachineLost
 from symphony.fleet.runner import Request, Runner
 from symphony.launcher.asking import listing
 from symphony.launcher.common.places import Refused
+from symphony.launcher.common.statuses import LOST
 
 COMMAND = """
 import json, sys, time
@@ -229,12 +230,11 @@ def test_a_command_with_closed_streams_runs_its_program(connection, monkeypatch)
     assert Elsewhere(Connection(connection.ray, closed), "west").run(request("run"), "long", "prog.py") == 5
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, NotConnected), (signal.SIGUSR1, MachineLost)])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Refused), (signal.SIGUSR1, MachineLost)])
 def test_a_program_that_was_told_to_end_is_not_lost(connection, number, error):
     connection.ray.at_run = [number]
-    with pytest.raises(NotConnected) as raised:
+    with pytest.raises(error):
         Elsewhere(connection, "north").run(request("run"), "long", "prog.py")
-    assert raised.type is error
 
 
 def test_under_nohup_the_end_of_the_terminal_does_not_end_the_program(connection):
@@ -364,6 +364,7 @@ def test_a_program_starts_elsewhere_only_if_its_machine_has_left_the_fleet(
         assert text_of(cluster).startswith("west:")
         assert capsys.readouterr().err == f"symphony: north does not answer: the actor died; {file} starts again\n"
     else:
-        with pytest.raises(NotConnected, match="north does not answer"):
+        with pytest.raises(Refused, match="north does not answer") as refused:
             run_in_fleet(args, None)
+        assert refused.value.status == LOST
     assert stats == []
