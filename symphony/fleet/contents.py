@@ -259,7 +259,8 @@ class Contents:
         except SymError as error:
             if error.errno == errno.ESTALE:
                 log.warning("%s: %s; what was written here is lost", path, error, extra={"file": path})
-                self._mirror.show(item)
+                if not self._is_gone(item):
+                    self._mirror.show(item)
                 return True
             if not is_said:
                 log.warning("%s is closed, but not synced yet: %s", path, error, extra={"file": path})

@@ -114,6 +114,31 @@ async def test_a_file_that_was_written_without_etcd_is_synced_when_it_is_back(fl
         east.fs.kv_close(files[1])
 
 
+async def test_a_file_that_another_machine_removes_while_its_last_sync_is_refused_ends_no_daemon(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet() as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        east.machine.append(file, range(10, 20))
+        await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)
+        await eventually(lambda: not east.names._mirror.writing)
+        await east.membership._renew()
+        look, was_removed = east.names._follower.look, trio.Event()
+
+        async def late_look() -> None:
+            if not was_removed.is_set():
+                was_removed.set()
+                await west.call(west.fs.kv_remove, ROOT, "fleet/f.kv")
+            await look()
+
+        monkeypatch.setattr(east.names._follower, "look", late_look)
+        east.fs.kv_close(file)
+        await was_removed.wait()
+        await same([east, west], [])
+        await synced(east, "fleet/g.kv", 10)
+        await until_length(west, "fleet/g.kv", 10)
+
+
 @pytest.mark.slow
 async def test_a_sync_whose_answer_is_late_keeps_the_mode_that_another_machine_has_set(fleet: Fleet) -> None:
     async with fleet() as (east, west):
