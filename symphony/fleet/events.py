@@ -9,6 +9,9 @@ inodes to a dictionary, and a file that changed several times is looked at once.
 ZeroMQ never blocks the sender. A subscriber that does not read loses batches, and sees this by a gap in their numbers.
 The socket tells the daemon of each new subscription, and all blocks are then published again. So a late subscriber, or
 one that has lost batches and subscribes again, needs no second socket for a replay.
+
+A worker uses the socket, because each use of an XPUB socket reads all subscriptions that have come. If somebody sends
+them all the time, this takes as long, and the trio thread must not wait for it.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ MAX_NAMES = 64
 """Names of a file that are looked at to find one that all users can reach."""
 MAX_WAITING = 1000
 """Batches that may wait for a subscriber. Further batches are lost for this subscriber."""
+SUBSCRIPTIONS_A_TURN = 4096
+"""Maximum number of subscriptions that a turn reads: some 20 ms of a worker."""
 MAX_MESSAGE_BYTES = 256
 """Size of the largest message of a subscriber, which is a topic."""
 
@@ -95,31 +100,45 @@ class Publisher:
             if changes := self._changes():
                 await self._send(self._blocks.update(changes))
             if self._is_asked:
-                self._is_asked = False
                 await self._send(self._blocks.snapshot())
-            self._hear()  # a send may have taken the notice that `_listen` waits for
+            # A send may have taken the notice that `_listen` waits for.
+            self._is_asked, has_more = await trio.to_thread.run_sync(self._hear, limiter=self._worker)
             pause_s = trio.current_time() - began_s
-            if not self._due:
-                await self._journal.changed_bell.wait()
+            if not self._due and not has_more:
+                if not self._is_asked:
+                    await self._journal.changed_bell.wait()
                 pause_s = max(pause_s, PAUSE_S)
             await trio.sleep(pause_s)
 
     async def _listen(self) -> None:
+        """Have a turn read the subscriptions that come."""
         while True:
             await trio.lowlevel.wait_readable(self._socket.fileno())
-            self._hear()
+            self._journal.changed_bell.ring()
+            await trio.sleep(PAUSE_S)
 
-    def _hear(self) -> None:
-        """Read which subscriptions have come. The socket's descriptor tells of them once, and only after this call."""
-        while self._socket.poll(0):
-            if self._socket.recv(zmq.NOBLOCK)[:1] == b"\1":
-                self._is_asked = True
-                self._journal.changed_bell.ring()
+    def _hear(self) -> tuple[bool, bool]:
+        """Read which subscriptions have come. A worker calls this. Return whether there is a new one, and whether there
+        may be more of them. The socket's descriptor tells of them once, and only after all are read.
+        """
+        is_asked = False
+        for _ in range(SUBSCRIPTIONS_A_TURN):
+            if not self._socket.poll(0):
+                return is_asked, False
+            is_asked |= self._socket.recv(zmq.NOBLOCK)[:1] == b"\1"
+        return is_asked, True
 
     async def _send(self, batches: Iterator[bytes]) -> None:
-        while (batch := await trio.to_thread.run_sync(next, batches, None, limiter=self._worker)) is not None:
+        while await trio.to_thread.run_sync(self._send_next, batches, limiter=self._worker):
+            pass
+
+    def _send_next(self, batches: Iterator[bytes]) -> bool:
+        """Make and send the next batch. A worker calls this. False: there is none."""
+        for batch in batches:
             self._socket.send_multipart((self._topic, self._num_batches.to_bytes(8), batch), zmq.NOBLOCK)
             self._num_batches += 1
+            return True
+        return False
 
     # ---- what has changed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial, wraps
@@ -279,6 +280,36 @@ async def test_a_subscriber_that_does_not_read_delays_nobody_and_knows_all_after
             assert slow.num_lost > 0
             slow.subscribe_again()
             await until(lambda: slow.read() and slow.blocks == router.blocks)
+
+
+FLOOD = r"""
+import socket, sys
+flood = socket.socket(socket.AF_UNIX)
+flood.connect(sys.argv[1])
+flood.sendall(b"\xff" + bytes(8) + b"\x7f\3\0NULL" + bytes(48))  # the greeting of ZMTP 3.0
+flood.recv(64, socket.MSG_WAITALL)
+flood.sendall(b"\4\x19\5READY\x0bSocket-Type\0\0\0\3SUB")
+flood.recv(1)
+for _ in range(200):
+    flood.sendall(b"\0\4\1kv@" * 10_000)
+"""
+"""A program that subscribes two million times."""
+
+
+@pytest.mark.slow
+@in_trio
+async def test_a_subscriber_that_subscribes_all_the_time_does_not_delay_the_daemon(house):
+    house.make("a.kv")
+    longest_s = 0.0
+    async with house.publishing() as router, trio.open_nursery() as nursery:
+        flood = await nursery.start(trio.run_process, [sys.executable, "-c", FLOOD, house.path()])
+        while flood.poll() is None:
+            before_s = trio.current_time()
+            await trio.sleep(0.01)
+            longest_s = max(longest_s, trio.current_time() - before_s)
+        assert longest_s < 2
+        house.make("b.kv", range(300, 340))
+        await known(router, 32, range(300, 340))
 
 
 @in_trio
