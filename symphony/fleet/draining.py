@@ -136,6 +136,8 @@ class Draining:
             if place % A_TURN == A_TURN - 1:
                 await trio.lowlevel.checkpoint()
             record, writer = item.record, self._mirror.writing.get(item.ident)
+            if item.writers or not item.is_synced:  # also if the right to write has ended with a lease
+                writer = writer or self._membership.name
             identity = tuple(record.identity.items())
             if identity not in staying_of:
                 staying_of[identity] = self._membership.staying(record.identity)

@@ -654,6 +654,33 @@ def test_a_drained_machine_gives_its_versions_to_others_and_can_leave(
 
 
 @pytest.mark.slow
+def test_a_machine_does_not_leave_with_a_content_that_is_not_synced(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "DRAIN_S", 0.05)
+
+    async def main() -> None:
+        async with fleet() as (east, west):
+            file = await east.make("fleet/f.kv", 40)
+            await east.fs.sync(file)
+            await east.names.draining.change("drain", "")
+            east.machine.append(file, range(5))
+            await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)  # as after ten seconds of silence
+            await eventually(lambda: not west.names._mirror.writing)
+            await east.membership._renew()
+            await until_holding(west, "east")
+            refusal = await error_of(east.names.draining.change("leave", ""))
+            assert "writes 1 files, for example /fleet/f.kv" in str(refusal)
+            await east.fs.sync(file)
+            assert await west.length("fleet/f.kv") == 45
+            east.fs.kv_close(file)
+            await until_holding(east, "east")
+            await east.names.draining.change("leave", "")
+
+    trio.run(main)
+
+
+@pytest.mark.slow
 def test_copies_do_not_come_to_a_drained_machine_until_it_returns(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
