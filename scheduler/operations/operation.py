@@ -44,7 +44,9 @@ Table: TypeAlias = Mapping[Op, Operation]
 
 
 def require_operator(call: SystemCall, what: str) -> None:
-    """Raise NotPermitted unless the caller is root or the daemon's user."""
+    """Raise NotPermitted unless the caller is root or the daemon's user. A domain confines both of them, too."""
     uid = call.lip.credentials.uid
+    if call.lip.credentials.root is not None:
+        raise NotPermitted(f"a connection that is confined to a domain may not {what}")
     if uid not in {0, os.geteuid()}:
         raise NotPermitted(f"only root and the daemon's user may {what}, not uid {uid}")

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,11 @@ class House(Bench):
         super().__init__(directory, limits=StepLimits())
         self.most = self.model.config.max_positions
 
-    def ask(self, request, uid=0):
+    def ask(self, request, uid=0, *, is_confined=False):
         """The error of a request."""
         lip = self.lip(uid)
+        if is_confined:
+            lip.credentials = replace(lip.credentials, root=self.tree.root)
         answers: Any = lip.channel
 
         async def scenario():
@@ -136,8 +139,12 @@ def test_what_makes_no_sense_is_refused_in_one_line_and_changes_nothing(bench, r
 
 
 @pytest.mark.parametrize("op", [Op.CHECK, Op.SCRUB, Op.TRACE, Op.FLEET_MACHINES])
-def test_what_is_for_those_who_run_the_daemon_is_refused_to_others(bench, op):
+def test_what_is_for_those_who_run_the_daemon_is_refused_to_others_and_in_domains(bench, op):
     payload = b'["drain", "east"]' if op == Op.FLEET_MACHINES else b""
-    error = bench.ask(Request(op, 0, 1, 0, (0, 0, 0, 0), payload), uid=4242)
-    assert error.errno == errno.EPERM
-    assert "uid 4242" in str(error)
+    request = Request(op, 0, 1, 0, (0, 0, 0, 0), payload)
+    for error, words in [
+        (bench.ask(request, uid=4242), "uid 4242"),
+        (bench.ask(request, is_confined=True), "confined to a domain"),
+    ]:
+        assert error.errno == errno.EPERM
+        assert words in str(error)
