@@ -367,6 +367,11 @@ class Changes:
     attributes and the content of an inode, the listener learns only that they have changed.
     """
 
+    @property
+    def unkept(self) -> Changes:
+        """The listener of inodes that are not made durable here, because other machines know them, too."""
+        return NOT_KEPT
+
     def of_inode(self, inode: Inode) -> None:
         """Note that attributes or content of an inode have changed."""
 

@@ -257,7 +257,7 @@ class Tree:
         grant = self._settled(directory, Make(directory, name, file_type, mode & 0o7777, uid, gid, target))
         inode = self.new_inode(file_type, mode, uid, gid, self.account_for(directory, uid), target)
         if grant is not None:
-            inode.changes = NOT_KEPT
+            inode.changes = self._changes.unkept
         self._attach(directory, name, inode)
         self._tell()
         if grant is not None:

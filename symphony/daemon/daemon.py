@@ -234,7 +234,7 @@ def _publisher(config: Config, fs: FileSystem, journal: Journal) -> Callable[[],
     from symphony.fleet.events import Publisher  # noqa: PLC0415 - needs packages of the extra `fleet`
 
     assert isinstance(journal, WatchedJournal)
-    return Publisher(config.fleet_events, config.machine, fs, journal).run
+    return Publisher(config.fleet_events, config.machine, fs, journal.watch).run
 
 
 def _num_on_disk(config: Config, arena: PageStore, num_restored: int) -> int:

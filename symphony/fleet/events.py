@@ -3,7 +3,7 @@
 The socket asks nobody for a password, and events have tokens. So only files that every user may read are published:
 their mode says so, and so do the modes of all directories above them.
 
-The journal notes which inodes have changed, and a task looks at these inodes a moment later. So a step only adds
+A watch notes which inodes have changed, and a task looks at these inodes a moment later. So a step only adds
 inodes to a dictionary, and a file that changed several times is looked at once. A worker computes hashes and events.
 
 ZeroMQ never blocks the sender. A subscriber that does not read loses batches, and sees this by a gap in their numbers.
@@ -27,7 +27,7 @@ import numpy as np
 import trio
 import zmq
 
-from kvfs.durable.watched import WatchedJournal
+from kvfs.durable.watched import Watch
 from kvfs.fs import FileSystem
 from kvfs.names.content import OWN, KvFile
 from kvfs.names.inode import READ, SEARCH, Inode
@@ -65,12 +65,12 @@ class _Published(NamedTuple):
 class Publisher:
     """The publisher of this machine's blocks. Owned by the trio thread."""
 
-    def __init__(self, endpoint: str, machine: str | None, fs: FileSystem, journal: WatchedJournal) -> None:
+    def __init__(self, endpoint: str, machine: str | None, fs: FileSystem, watch: Watch) -> None:
         """Listen at `endpoint`. SymError: this is not possible.
 
         `machine`: the machine's name in topics; None: the host's name.
         """
-        self._tree, self._journal = fs.volume.tree, journal
+        self._tree, self._watch = fs.volume.tree, watch
         self._topic = f"kv@{machine or socket.gethostname()}@{fs.volume.model.name}".encode()
         transport, _, where = endpoint.partition("://")
         self._path = Path(where) if transport == "ipc" else None
@@ -106,7 +106,7 @@ class Publisher:
             pause_s = trio.current_time() - began_s
             if not self._due and not has_more:
                 if not self._is_asked:
-                    await self._journal.changed_bell.wait()
+                    await self._watch.bell.wait()
                 pause_s = max(pause_s, PAUSE_S)
             await trio.sleep(pause_s)
 
@@ -114,7 +114,7 @@ class Publisher:
         """Have a turn read the subscriptions that come."""
         while True:
             await trio.lowlevel.wait_readable(self._socket.fileno())
-            self._journal.changed_bell.ring()
+            self._watch.bell.ring()
             await trio.sleep(PAUSE_S)
 
     def _hear(self) -> tuple[bool, bool]:
@@ -144,7 +144,7 @@ class Publisher:
 
     def _changes(self) -> list[Change]:
         """Look at the next inodes, at each once. Return the changes of published files."""
-        self._due.append(iter(self._journal.take_changed()))
+        self._due.append(iter(self._watch.take()))
         found, num_pages, looked = list[Change](), 0, set[Inode]()
         for inode in islice(self._inodes(), FILES_A_TURN):
             if inode in looked:  # its directory has opened or closed meanwhile

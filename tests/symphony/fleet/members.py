@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import trio
 
+from kvfs.durable.watched import WatchedJournal
 from kvfs.fs import OpenKv
 from kvfs.names.agreement import when_settled
 from kvfs.names.inode import Credentials, Inode
@@ -30,7 +31,8 @@ class Member:
     """A machine of a fleet, without a mount."""
 
     def __init__(self, directory: Path, keys: Path, url: str, fleet: str, name: str, copies: int) -> None:
-        self.machine, self.name = Machine(directory, name), name
+        self.journal = WatchedJournal(lambda: self.tree)
+        self.machine, self.name = Machine(directory, name, changes=self.journal), name
         self.fs, self.tree = self.machine.fs, self.machine.fs.volume.tree
         self.etcd = Etcd([url], None)
         self._bound = socket.create_server(("127.0.0.1", 0))

@@ -47,7 +47,7 @@ class House:
         return Path(self.endpoint.removeprefix("ipc://"))
 
     def publisher(self) -> Publisher:
-        return Publisher(self.endpoint, "east", self.fs, self.journal)
+        return Publisher(self.endpoint, "east", self.fs, self.journal.watch)
 
     @asynccontextmanager
     async def publishing(self) -> AsyncIterator[Router]:

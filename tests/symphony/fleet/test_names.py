@@ -7,7 +7,7 @@ import random
 import signal
 import stat
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -33,10 +33,12 @@ from libsym.errors import (
 )
 from symphony.fleet import upkeep, versions
 from symphony.fleet.draining import Holding
+from symphony.fleet.events import Publisher
 from symphony.fleet.keys import make_keys
 from symphony.fleet.records import Keys, NameRecord, record_of
 from tests.symphony.etcd import EtcdServer
 from tests.symphony.fleet.members import ROOT, USER, Member, fleet_of
+from tests.symphony.fleet.routers import Router
 
 Fleet = Callable[..., AbstractAsyncContextManager[list[Member]]]
 
@@ -606,6 +608,49 @@ async def until_holding(member: Member, machine: str, **expected: int) -> None:
 
 
 NOTHING = {"versions": 0, "alone": 0, "stuck": 0, "writing": 0}
+
+
+@pytest.mark.slow
+def test_routers_know_the_public_files_that_a_machine_has_made_or_opened(fleet: Fleet, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fleet() as (east, west), trio.open_nursery() as nursery:
+            routers = list[Router]()
+
+            def known() -> list[int]:
+                return [router.read() and router.num_known(range(64)) for router in routers]
+
+            for member in (east, west):
+                endpoint = f"ipc://{tmp_path}/{member.name}.sock"
+                nursery.start_soon(Publisher(endpoint, member.name, member.fs, member.journal.watch).run)
+                routers.append(stack.enter_context(closing(Router(endpoint))))
+            await east.mkdir("fleet/d")
+            file = await east.make("fleet/d/f.kv", 64)
+            await east.call(east.fs.kv_chmod, ROOT, "fleet/d/f.kv", 0o644)
+            await eventually(lambda: known() == [64, 0])
+            await east.fs.sync(file)
+            assert await west.length("fleet/d/f.kv") == 64
+            await eventually(lambda: known() == [64, 64])
+            for member, path, closed, opened in [
+                (east, "fleet/d/f.kv", 0o600, 0o644),
+                (west, "fleet/d/f.kv", 0o600, 0o644),
+                (east, "fleet/d", 0o700, 0o755),
+                (west, "fleet/d", 0o700, 0o755),
+            ]:
+                await member.call(member.fs.kv_chmod, ROOT, path, closed)
+                await eventually(lambda: known() == [0, 0])
+                await member.call(member.fs.kv_chmod, ROOT, path, opened)
+                await eventually(lambda: known() == [64, 64])
+            east.fs.kv_truncate(file, 32)
+            await eventually(lambda: known() == [32, 64])
+            await east.fs.sync(file)  # west has to open the new version
+            await eventually(lambda: known() == [32, 0])
+            await east.call(east.fs.kv_remove, ROOT, "fleet/d/f.kv")
+            await eventually(lambda: known() == [0, 0])
+            east.fs.kv_close(file)
+            nursery.cancel_scope.cancel()
+
+    with ExitStack() as stack:
+        trio.run(main)
 
 
 @pytest.mark.slow
