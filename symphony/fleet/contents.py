@@ -192,6 +192,8 @@ class Contents:
             if draft is not None:
                 self._versions.drop(item.ident, draft.tag)
             draft = item.draft = await self._versions.make(item.ident, item.inode)
+        listed = {self._membership.name, *self._membership.present}
+        draft.machines = [each for each in draft.machines if each in listed]  # others may have left the fleet since
         await self._versions.spread(draft, self._versions.count)
         return draft
 

@@ -748,6 +748,32 @@ def test_copies_do_not_come_to_a_drained_machine_until_it_returns(
 
 
 @pytest.mark.slow
+def test_a_machine_that_has_left_counts_no_more_for_a_sync_that_had_failed(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "PATIENCE_S", 0.6)
+
+    async def main() -> None:
+        async with fleet(copies=2) as (east, west):
+            file = await east.make("fleet/f.kv", 10)
+            await east.fs.sync(file)
+            east.machine.append(file, range(5))
+            with monkeypatch.context() as patch:
+                patch.setattr(east.names._follower, "commit", no_answer)
+                assert isinstance(await error_of(east.fs.sync(file)), TimedOut)
+            await west.names.draining.change("lose", "")
+            await east.membership._renew()
+            refusal = await error_of(east.fs.sync(file))
+            assert "only 1 of 2 machines" in str(refusal)
+            east.fs.kv_close(file)
+
+    async def no_answer(*_arguments: object) -> None:
+        raise TimedOut("etcd did not answer")
+
+    trio.run(main)
+
+
+@pytest.mark.slow
 def test_what_a_dead_machine_had_alone_is_lost_by_force_only_and_fetched_copies_count(
     fleet: Fleet, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
