@@ -121,7 +121,7 @@ def _drain(args: argparse.Namespace) -> int:
     known_s = time.monotonic() + (KNOWN_S if is_elsewhere else 0)
     while machine in fleet["drained"]:
         held, trouble = fleet["holdings"].get(machine), fleet["names_trouble"]
-        text = holding_text(machine, held, is_listed=machine in fleet["machines"])
+        text = holding_text(fleet, machine)
         if trouble:
             text = f"nobody knows what {machine} has: {trouble}"
         is_over = held is None and not trouble

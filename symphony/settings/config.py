@@ -151,7 +151,7 @@ class Config:
         text="Master of the Mooncake Store that the fleet uses as a cache of pages: see symphony-fleet(1)")
     fleet_store_memory: int | None = _setting(None, kinds.SIZE, "1G", "4G",
         text="Memory that this machine gives to fleet_store")
-    fleet_events: str | None = _setting(None, kinds.EVENTS, "none", "ipc:///run/symphony/events.sock",
+    fleet_events: str | None = _setting(None, kinds.EVENTS, "none", "tcp://127.0.0.1:5557",
         text="Endpoint of ZeroMQ at which routers learn which pages of files that all users may read are here, without "
             "a password: see symphony-fleet-events(7)")
 

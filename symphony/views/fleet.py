@@ -39,19 +39,23 @@ def fleet_lines(fleet: dict[str, Any]) -> list[str]:
     return [head, *_columns(rows), names, *([_store_line(store)] if store else []), *others]
 
 
-def holding_text(machine: str, held: dict[str, Any] | None, *, is_listed: bool) -> str:
-    """Say what a machine that is drained has still. None: nothing."""
+def holding_text(fleet: dict[str, Any], machine: str) -> str:
+    """Say what keeps a drained machine in the fleet."""
+    held, machines = fleet["holdings"].get(machine), fleet["machines"]
     if held is None:
         return f"{machine} can go: the fleet needs none of its files"
     versions, files = counted(held["versions"], "version"), counted(held["writing"], "file")
     text = f"{machine} has {versions}, and writes {files}"
     if held["stuck"]:
         return f"{text}; no machine of this model stays to copy {held['stuck']} of them"
-    if held["alone"] and not is_listed:
+    if held["alone"] and machine not in machines:
         return (
             f"{text}; it is away, and no other machine has {held['alone']} of them: start it, or give them up by "
             f"symphony fleet leave --force {machine}"
         )
+    num_staying = len(machines.keys() - {*fleet["drained"]})
+    if held["writing"] and num_staying < fleet["copies"]:
+        return f"{text}; syncs fail, because `copies` is {fleet['copies']}, and only {num_staying} of the machines stay"
     return text
 
 
