@@ -19,7 +19,7 @@ from kvfs.fs import FileSystem, OpenKv
 from kvfs.names.agreement import granted
 from kvfs.names.content import KvFile
 from kvfs.names.inode import Credentials, Inode
-from libsym.errors import Exists, NoSpace, NotFound, OverQuota, SymError, TimedOut
+from libsym.errors import Busy, Exists, NoSpace, NotFound, OverQuota, SymError, TimedOut
 from symphony.fleet.client import Peers
 from symphony.fleet.link import Copy
 from symphony.fleet.membership import Membership
@@ -118,7 +118,12 @@ class Versions:
             raise failure
 
     async def keep(self, request: Copy) -> None:
-        """Copy a version of another machine to this machine's disk."""
+        """Copy a version of another machine to this machine's disk. Busy: this machine is drained, which the other one
+        does not know yet.
+        """
+        membership = self._membership
+        if request.machine != membership.name and (membership.has_left or membership.name in membership.drained):
+            raise Busy(f"{membership.name} is drained: it gets no more copies")
         ident, _, tag = request.version.partition(".")
         version = await self.open(ident, tag, [request.machine])
         try:

@@ -733,8 +733,11 @@ def test_copies_do_not_come_to_a_drained_machine_until_it_returns(
 
     async def main() -> None:
         async with fleet(copies=2) as (east, west):
-            await east.names.draining.change("drain", "west")
             file = await east.make("fleet/f.kv", 10)
+            await west.names.draining.change("drain", "")
+            refusal = await error_of(east.fs.sync(file))  # east may not know it yet, but west does
+            assert "only 1 of 2 machines" in str(refusal)
+            await east.membership._renew()
             refusal = await error_of(east.fs.sync(file))
             assert "only 1 of 2 machines" in str(refusal)
             await west.names.draining.change("return", "")
