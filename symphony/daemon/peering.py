@@ -92,7 +92,7 @@ class Peering(Alone):
         if self._names is None:
             raise NotFound(NO_FLEET)
         await self._names.draining.change(change, machine)
-        return {**(self.fleet() or {}), **self._names.draining.info()}
+        return {**(self.fleet() or {}), **self._names.draining.info(has_paths=bool(change))}
 
     def metrics(self) -> list[Metric]:
         pages = self.info()

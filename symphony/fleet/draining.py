@@ -53,13 +53,16 @@ class Draining:
         """Files of each machine at the last count."""
         self.num_missing = 0
         """Number of copies that were missing at the last count."""
+        self._num_asked = self._num_answered = 0
+        """Questions that have come, and those of them that a count has answered."""
+        self._counting = trio.Lock()
 
-    def info(self) -> dict[str, Any]:
-        return {
-            "copies": self._count,
-            "copies_missing": self.num_missing,
-            "holdings": {name: asdict(each) for name, each in sorted(self.holdings.items())},
-        }
+    def info(self, *, has_paths: bool) -> dict[str, Any]:
+        """`has_paths`: the caller may see all paths."""
+        holdings = {name: asdict(each) for name, each in sorted(self.holdings.items())}
+        for each in () if has_paths else holdings.values():
+            each["paths"] = []
+        return {"copies": self._count, "copies_missing": self.num_missing, "holdings": holdings}
 
     async def change(self, change: str, machine: str) -> None:
         """Change the state of a machine, unless `change` is empty, and count what all machines hold."""
@@ -67,9 +70,10 @@ class Draining:
         machine = machine or membership.name
         if not self._follower.trouble:
             await self._follower.look()
-        await self.count()
         if not change:
+            await self._answer()
             return
+        await self.count()
         self._require_news()
         if not MACHINE_NAME.fullmatch(machine):
             raise Invalid(f"{machine!r} is no name of a machine")
@@ -127,6 +131,18 @@ class Draining:
     def _require_news(self) -> None:
         if self._follower.trouble:
             raise TimedOut(f"nobody knows what machines hold now: {self._follower.trouble}")
+
+    async def _answer(self) -> None:
+        """Count what all machines hold. One count answers all questions that have come before it, since every user may
+        ask, and there may be many files.
+        """
+        self._num_asked += 1
+        mine = self._num_asked
+        async with self._counting:
+            if self._num_answered < mine:
+                asked = self._num_asked
+                await self.count()
+                self._num_answered = asked
 
     async def count(self, asked: str = "") -> None:
         """Count what all machines hold. The paths of the machine `asked` are noted."""
