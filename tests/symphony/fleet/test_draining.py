@@ -37,23 +37,20 @@ class Follower:
     trouble = "etcd is away"
 
 
-def test_one_count_answers_all_questions_that_wait_and_names_no_paths():
+async def test_one_count_answers_all_questions_that_wait_and_names_no_paths():
     names, follower = Names(), Follower()
     membership = SimpleNamespace(name="east", staying=lambda _identity: {"east"})
     fakes: Any = None, names, follower, membership, 1
     draining = Draining(*fakes)
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(draining.change, "", "")
+        while not names.num_counts:
+            await trio.lowlevel.checkpoint()
+        for _ in range(100):
             nursery.start_soon(draining.change, "", "")
-            while not names.num_counts:
-                await trio.lowlevel.checkpoint()
-            for _ in range(100):
-                nursery.start_soon(draining.change, "", "")
-
-    trio.run(main)
     assert names.num_counts == 2, "the first one, and one for all that came during it"
     assert draining.holdings == {"east": Holding(versions=NUM_FILES, alone=NUM_FILES, stuck=NUM_FILES)}
-    trio.run(draining.count, "east")
+    await draining.count("east")
     assert draining.info(has_paths=True)["holdings"]["east"]["paths"][0] == "/fleet/0.kv"
     assert draining.info(has_paths=False)["holdings"]["east"]["paths"] == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -60,14 +60,6 @@ class House:
             nursery.cancel_scope.cancel()
 
 
-def in_trio(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(**given: object) -> None:
-        trio.run(partial(test, **given))
-
-    return run
-
-
 async def until(found: Callable[[], object]) -> None:
     with trio.fail_after(10):
         while not found():  # noqa: ASYNC110 - what a subscriber knows has no event
@@ -85,7 +77,6 @@ def house(tmp_path, monkeypatch) -> House:
     return House(tmp_path)
 
 
-@in_trio
 async def test_files_that_are_there_at_the_start_are_known_to_the_first_subscriber(house):
     house.make("a.kv")
     async with house.publishing() as router:
@@ -93,7 +84,6 @@ async def test_files_that_are_there_at_the_start_are_known_to_the_first_subscrib
         assert router.topics == {"kv@east@fake"}
 
 
-@in_trio
 async def test_a_file_that_grows_and_is_cut_and_goes_is_followed(house):
     async with house.publishing() as router:
         file = house.make("a.kv")
@@ -109,7 +99,6 @@ async def test_a_file_that_grows_and_is_cut_and_goes_is_followed(house):
         assert file.table.length == 64  # a handle still has it
 
 
-@in_trio
 async def test_only_files_that_every_user_can_read_are_published(house):
     house.make("mine.kv", range(500, 600), 0o640)
     house.fs.kv_mkdir(ROOT, "closed", 0o750)
@@ -122,7 +111,6 @@ async def test_only_files_that_every_user_can_read_are_published(house):
         assert len(router.blocks) == 3
 
 
-@in_trio
 async def test_modes_of_a_file_and_of_the_directories_above_it_open_and_close_it(house):
     for path in ("over", "over/under"):
         house.fs.kv_mkdir(ROOT, path, 0o755)
@@ -140,7 +128,6 @@ async def test_modes_of_a_file_and_of_the_directories_above_it_open_and_close_it
         await known(router, 96)
 
 
-@in_trio
 async def test_a_directory_that_moves_into_a_closed_one_takes_its_files_with_it(house):
     house.fs.kv_mkdir(ROOT, "closed", 0o700)
     house.fs.kv_mkdir(ROOT, "open", 0o755)
@@ -153,7 +140,6 @@ async def test_a_directory_that_moves_into_a_closed_one_takes_its_files_with_it(
         await known(router, 96)
 
 
-@in_trio
 async def test_a_fork_costs_no_event_and_keeps_the_blocks_when_the_first_file_goes(house):
     file = house.make("a.kv")
     async with house.publishing() as router:
@@ -166,7 +152,6 @@ async def test_a_fork_costs_no_event_and_keeps_the_blocks_when_the_first_file_go
         assert "BlockRemoved" not in router.names
 
 
-@in_trio
 async def test_entries_that_are_not_at_their_own_positions_are_no_part_of_a_prompt(house):
     file = house.fs.kv_create(ROOT, "a.kv", 0o644)
     house.machine.append(file, range(40))
@@ -178,7 +163,6 @@ async def test_entries_that_are_not_at_their_own_positions_are_no_part_of_a_prom
         await known(router, 32)
 
 
-@in_trio
 async def test_many_files_and_long_files_take_several_turns(house, monkeypatch):
     monkeypatch.setattr("symphony.fleet.events.PAGES_A_TURN", 2)
     for number in range(100):
@@ -227,7 +211,6 @@ def knows_only(router: Router, prefixes: set[tuple[int, ...]]) -> bool:
     return len(router.blocks) == len(prefixes) and all(router.num_known(each) == len(each) for each in prefixes)
 
 
-@in_trio
 async def test_after_random_changes_a_subscriber_knows_what_every_user_can_read(house):
     random, num_refused = Random(7), 0
     async with house.publishing() as router:
@@ -243,7 +226,6 @@ async def test_after_random_changes_a_subscriber_knows_what_every_user_can_read(
         assert {"BlockStored", "BlockRemoved"} <= {*router.names}
 
 
-@in_trio
 async def test_a_late_subscriber_learns_all_blocks_and_the_others_still_know_them(house):
     house.make("a.kv")
     async with house.publishing() as router:
@@ -257,7 +239,6 @@ async def test_a_late_subscriber_learns_all_blocks_and_the_others_still_know_the
 
 
 @pytest.mark.slow
-@in_trio
 async def test_a_subscriber_that_does_not_read_delays_nobody_and_knows_all_after_a_new_subscription(house, monkeypatch):
     monkeypatch.setattr("symphony.fleet.events.MAX_WAITING", 2)
     monkeypatch.setattr("symphony.fleet.events.PAUSE_S", 0)
@@ -297,7 +278,6 @@ for _ in range(200):
 
 
 @pytest.mark.slow
-@in_trio
 async def test_a_subscriber_that_subscribes_all_the_time_does_not_delay_the_daemon(house):
     house.make("a.kv")
     longest_s = 0.0
@@ -312,7 +292,6 @@ async def test_a_subscriber_that_subscribes_all_the_time_does_not_delay_the_daem
         await known(router, 32, range(300, 340))
 
 
-@in_trio
 async def test_a_socket_is_for_the_daemons_user_and_goes_with_the_daemon(house):
     path = house.path()
     async with house.publishing():

@@ -611,8 +611,8 @@ NOTHING = {"versions": 0, "alone": 0, "stuck": 0, "writing": 0}
 
 
 @pytest.mark.slow
-def test_routers_know_the_public_files_that_a_machine_has_made_or_opened(fleet: Fleet, tmp_path: Path) -> None:
-    async def main() -> None:
+async def test_routers_know_the_public_files_that_a_machine_has_made_or_opened(fleet: Fleet, tmp_path: Path) -> None:
+    with ExitStack() as stack:
         async with fleet() as (east, west), trio.open_nursery() as nursery:
             routers = list[Router]()
 
@@ -649,166 +649,148 @@ def test_routers_know_the_public_files_that_a_machine_has_made_or_opened(fleet: 
             east.fs.kv_close(file)
             nursery.cancel_scope.cancel()
 
-    with ExitStack() as stack:
-        trio.run(main)
-
 
 @pytest.mark.slow
-def test_a_drained_machine_gives_its_versions_to_others_and_can_leave(
+async def test_a_drained_machine_gives_its_versions_to_others_and_can_leave(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "DRAIN_S", 0.05)
 
-    async def main() -> None:
-        async with fleet(copies=1) as (east, west):
-            file = await east.make("fleet/f.kv", 40)
-            await east.fs.sync(file)
-            assert await holding(west, "east") == {"versions": 1, "alone": 1, "stuck": 0, "writing": 1}
-            refusal = await error_of(east.names.draining.change("leave", ""))
-            assert "east is not drained" in str(refusal)
-            refusal = await error_of(west.names.draining.change("leave", "east"))
-            assert "by a command of its own" in str(refusal)
-            await west.names.draining.change("drain", "east")
-            assert east.membership.others() == ["west"]
-            assert west.membership.others() == []
-            refusal = await error_of(west.names.draining.change("drain", ""))
-            assert "no other machine stays" in str(refusal)
-            await until_holding(west, "east", writing=1)  # a program has the file open there
-            await east.membership._renew()
-            refusal = await error_of(east.names.draining.change("leave", ""))
-            assert isinstance(refusal, Busy)
-            assert "for example /fleet/f.kv" in str(refusal)
-            assert east.membership.lease, "a machine that may not leave goes on"
-            east.machine.append(file, range(5))
-            await east.fs.sync(file)
-            east.fs.kv_close(file)
-            await until_holding(west, "east")
-            await east.names.draining.change("leave", "")
-            await west.membership._renew()
-            assert west.membership.present == ["west"]
-            assert not west.membership.drained
-            await east.membership._renew()
-            assert west.membership.present == east.membership.present == ["west"]
-            assert "has left the fleet" in east.membership.info()["trouble"]
-            refusal = await error_of(east.open("fleet/f.kv", write=True))
-            assert isinstance(refusal, TimedOut)
-            assert await west.length("fleet/f.kv") == 45
-            assert (await west.open("fleet/f.kv", write=True)).table.length == 45
-
-    trio.run(main)
+    async with fleet(copies=1) as (east, west):
+        file = await east.make("fleet/f.kv", 40)
+        await east.fs.sync(file)
+        assert await holding(west, "east") == {"versions": 1, "alone": 1, "stuck": 0, "writing": 1}
+        refusal = await error_of(east.names.draining.change("leave", ""))
+        assert "east is not drained" in str(refusal)
+        refusal = await error_of(west.names.draining.change("leave", "east"))
+        assert "by a command of its own" in str(refusal)
+        await west.names.draining.change("drain", "east")
+        assert east.membership.others() == ["west"]
+        assert west.membership.others() == []
+        refusal = await error_of(west.names.draining.change("drain", ""))
+        assert "no other machine stays" in str(refusal)
+        await until_holding(west, "east", writing=1)  # a program has the file open there
+        await east.membership._renew()
+        refusal = await error_of(east.names.draining.change("leave", ""))
+        assert isinstance(refusal, Busy)
+        assert "for example /fleet/f.kv" in str(refusal)
+        assert east.membership.lease, "a machine that may not leave goes on"
+        east.machine.append(file, range(5))
+        await east.fs.sync(file)
+        east.fs.kv_close(file)
+        await until_holding(west, "east")
+        await east.names.draining.change("leave", "")
+        await west.membership._renew()
+        assert west.membership.present == ["west"]
+        assert not west.membership.drained
+        await east.membership._renew()
+        assert west.membership.present == east.membership.present == ["west"]
+        assert "has left the fleet" in east.membership.info()["trouble"]
+        refusal = await error_of(east.open("fleet/f.kv", write=True))
+        assert isinstance(refusal, TimedOut)
+        assert await west.length("fleet/f.kv") == 45
+        assert (await west.open("fleet/f.kv", write=True)).table.length == 45
 
 
 @pytest.mark.slow
-def test_a_machine_does_not_leave_with_a_content_that_is_not_synced(
+async def test_a_machine_does_not_leave_with_a_content_that_is_not_synced(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "DRAIN_S", 0.05)
 
-    async def main() -> None:
-        async with fleet() as (east, west):
-            file = await east.make("fleet/f.kv", 40)
-            await east.fs.sync(file)
-            await east.names.draining.change("drain", "")
-            east.machine.append(file, range(5))
-            await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)  # as after ten seconds of silence
-            await eventually(lambda: not west.names._mirror.writing)
-            await east.membership._renew()
-            await until_holding(west, "east")
-            refusal = await error_of(east.names.draining.change("leave", ""))
-            assert "writes 1 files, for example /fleet/f.kv" in str(refusal)
-            await east.fs.sync(file)
-            assert await west.length("fleet/f.kv") == 45
-            east.fs.kv_close(file)
-            await until_holding(east, "east")
-            await east.names.draining.change("leave", "")
-
-    trio.run(main)
+    async with fleet() as (east, west):
+        file = await east.make("fleet/f.kv", 40)
+        await east.fs.sync(file)
+        await east.names.draining.change("drain", "")
+        east.machine.append(file, range(5))
+        await trio.to_thread.run_sync(east.etcd.revoke, east.membership.lease)  # as after ten seconds of silence
+        await eventually(lambda: not west.names._mirror.writing)
+        await east.membership._renew()
+        await until_holding(west, "east")
+        refusal = await error_of(east.names.draining.change("leave", ""))
+        assert "writes 1 files, for example /fleet/f.kv" in str(refusal)
+        await east.fs.sync(file)
+        assert await west.length("fleet/f.kv") == 45
+        east.fs.kv_close(file)
+        await until_holding(east, "east")
+        await east.names.draining.change("leave", "")
 
 
 @pytest.mark.slow
-def test_copies_do_not_come_to_a_drained_machine_until_it_returns(
+async def test_copies_do_not_come_to_a_drained_machine_until_it_returns(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "PATIENCE_S", 0.6)
 
-    async def main() -> None:
-        async with fleet(copies=2) as (east, west):
-            file = await east.make("fleet/f.kv", 10)
-            await west.names.draining.change("drain", "")
-            refusal = await error_of(east.fs.sync(file))  # east may not know it yet, but west does
-            assert "only 1 of 2 machines" in str(refusal)
-            await east.membership._renew()
-            refusal = await error_of(east.fs.sync(file))
-            assert "only 1 of 2 machines" in str(refusal)
-            await west.names.draining.change("return", "")
-            await east.membership._renew()
-            await east.fs.sync(file)
-            east.fs.kv_close(file)
-            await east.names.draining.change("", "")
-            assert east.names.draining.num_missing == 0
-
-    trio.run(main)
+    async with fleet(copies=2) as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        await west.names.draining.change("drain", "")
+        refusal = await error_of(east.fs.sync(file))  # east may not know it yet, but west does
+        assert "only 1 of 2 machines" in str(refusal)
+        await east.membership._renew()
+        refusal = await error_of(east.fs.sync(file))
+        assert "only 1 of 2 machines" in str(refusal)
+        await west.names.draining.change("return", "")
+        await east.membership._renew()
+        await east.fs.sync(file)
+        east.fs.kv_close(file)
+        await east.names.draining.change("", "")
+        assert east.names.draining.num_missing == 0
 
 
 @pytest.mark.slow
-def test_a_machine_that_has_left_counts_no_more_for_a_sync_that_had_failed(
+async def test_a_machine_that_has_left_counts_no_more_for_a_sync_that_had_failed(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "PATIENCE_S", 0.6)
-
-    async def main() -> None:
-        async with fleet(copies=2) as (east, west):
-            file = await east.make("fleet/f.kv", 10)
-            await east.fs.sync(file)
-            east.machine.append(file, range(5))
-            with monkeypatch.context() as patch:
-                patch.setattr(east.names._follower, "commit", no_answer)
-                assert isinstance(await error_of(east.fs.sync(file)), TimedOut)
-            await west.names.draining.change("lose", "")
-            await east.membership._renew()
-            refusal = await error_of(east.fs.sync(file))
-            assert "only 1 of 2 machines" in str(refusal)
-            east.fs.kv_close(file)
 
     async def no_answer(*_arguments: object) -> None:
         raise TimedOut("etcd did not answer")
 
-    trio.run(main)
+    async with fleet(copies=2) as (east, west):
+        file = await east.make("fleet/f.kv", 10)
+        await east.fs.sync(file)
+        east.machine.append(file, range(5))
+        with monkeypatch.context() as patch:
+            patch.setattr(east.names._follower, "commit", no_answer)
+            assert isinstance(await error_of(east.fs.sync(file)), TimedOut)
+        await west.names.draining.change("lose", "")
+        await east.membership._renew()
+        refusal = await error_of(east.fs.sync(file))
+        assert "only 1 of 2 machines" in str(refusal)
+        east.fs.kv_close(file)
 
 
 @pytest.mark.slow
-def test_what_a_dead_machine_had_alone_is_lost_by_force_only_and_fetched_copies_count(
+async def test_what_a_dead_machine_had_alone_is_lost_by_force_only_and_fetched_copies_count(
     fleet: Fleet, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "DRAIN_S", 0.05)
 
-    async def main() -> None:
-        async with fleet(copies=1) as (east, west):
-            for path in ("fleet/read.kv", "fleet/unread.kv"):
-                file = await east.make(path, 40)
-                await east.fs.sync(file)
-                east.fs.kv_close(file)
-            await until_holding(west, "east", versions=2, alone=2)
-            assert await west.length("fleet/read.kv") == 40
-            east.running.cancel()
-            with trio.fail_after(20):
-                while west.membership.present != ["west"]:
-                    await trio.sleep(0.05)
-                    await west.membership._renew()
-            assert await holding(west, "east") == {"versions": 2, "alone": 2, "stuck": 0, "writing": 0}
-            refusal = await error_of(west.names.draining.change("leave", "east"))
-            assert "2 versions that no other machine has" in str(refusal)
-            await west.names.draining.change("drain", "east")
-            await until_holding(west, "east", versions=1, alone=1)
-            assert await west.length("fleet/read.kv") == 40
-            refusal = await error_of(west.names.draining.change("leave", "east"))
-            assert "for example /fleet/unread.kv" in str(refusal)
-            assert "it is away, so start it, or lose them by --force" in str(refusal)
-            await west.names.draining.change("lose", "east")
-            assert west.names.draining.holdings["east"].paths == ["/fleet/unread.kv"]
-            assert not west.membership.drained
-            assert not west.etcd.read(Keys(name).change("east"))
-            refusal = await error_of(west.names.draining.change("leave", "nobody"))
-            assert isinstance(refusal, NotFound)
-
-    trio.run(main)
+    async with fleet(copies=1) as (east, west):
+        for path in ("fleet/read.kv", "fleet/unread.kv"):
+            file = await east.make(path, 40)
+            await east.fs.sync(file)
+            east.fs.kv_close(file)
+        await until_holding(west, "east", versions=2, alone=2)
+        assert await west.length("fleet/read.kv") == 40
+        east.running.cancel()
+        with trio.fail_after(20):
+            while west.membership.present != ["west"]:
+                await trio.sleep(0.05)
+                await west.membership._renew()
+        assert await holding(west, "east") == {"versions": 2, "alone": 2, "stuck": 0, "writing": 0}
+        refusal = await error_of(west.names.draining.change("leave", "east"))
+        assert "2 versions that no other machine has" in str(refusal)
+        await west.names.draining.change("drain", "east")
+        await until_holding(west, "east", versions=1, alone=1)
+        assert await west.length("fleet/read.kv") == 40
+        refusal = await error_of(west.names.draining.change("leave", "east"))
+        assert "for example /fleet/unread.kv" in str(refusal)
+        assert "it is away, so start it, or lose them by --force" in str(refusal)
+        await west.names.draining.change("lose", "east")
+        assert west.names.draining.holdings["east"].paths == ["/fleet/unread.kv"]
+        assert not west.membership.drained
+        assert not west.etcd.read(Keys(name).change("east"))
+        refusal = await error_of(west.names.draining.change("leave", "nobody"))
+        assert isinstance(refusal, NotFound)
