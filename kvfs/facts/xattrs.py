@@ -88,11 +88,7 @@ def has_memory(inode: Inode, name: bytes, value: bytes) -> bool:
 
 
 def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
-    """Return the value of an attribute. ENODATA: the attribute does not exist. EOPNOTSUPP: the name is `system.*`, so
-    that `cp -a` does not expect ACLs to be kept here.
-    """
-    if name.startswith(b"system."):
-        raise NotSupported(f"{shown(name)}: attributes of this kind are not kept here")
+    """Return the value of an attribute `user.*`. ENODATA: the attribute does not exist."""
     if isinstance(inode.content, KvFile) and name in _KV:
         return _KV[name](inode, inode.content, volume.model).encode()
     found = inode.xattrs.get(name, _own(volume, inode).get(name))

@@ -7,8 +7,8 @@ second file of a request on two files.
 
 Quick handlers never wait; slow ones may. Requests for names and attributes are paced while the model computes. A
 request that ends something (a close, an unlock) or moves a file's bytes is never paced. Before each read through the
-page cache, the kernel asks for the open file's attributes. Before each write, it asks for the file's capabilities. So
-these two requests count as parts of a read or write, and are not paced either.
+page cache, the kernel asks for the open file's attributes. So this request counts as a part of a read, and is not paced
+either.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ _QUICK_NUMBERS = ("releasedir",)
 _SLOW_NUMBERS = ("read", "flush", "fsync", "fsyncdir", "release", "flock", "fallocate")
 _PACED_NAMES = ("lookup", "mknod", "unlink", "rmdir")
 """Requests with quick handlers. The first argument is a directory, the second a name in it."""
-
-_CAPABILITIES = b"security.capability"
 
 _Handlers: TypeAlias = FileHandlers | ControlHandlers
 
@@ -115,10 +113,7 @@ def _bind_attributes(requests: Requests, routes: _Routes) -> None:
         return paced(slow, whose(number).setattr, request, number, fields, handle, *others, *times_ns)
 
     def getxattr(request: Any, number: int, name: Any, room: int) -> int:
-        name = text(name)
-        if name == _CAPABILITIES:
-            return slow(whose(number).getxattr, request, number, name, room)
-        return paced(slow, whose(number).getxattr, request, number, name, room)
+        return paced(slow, whose(number).getxattr, request, number, text(name), room)
 
     def setxattr(request: Any, number: int, name: Any, value: Any, size: int, flags: int, uid: int) -> int:
         value = bytes(shim.view(value, size))

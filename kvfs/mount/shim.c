@@ -240,8 +240,13 @@ static void on_fsyncdir(fuse_req_t req, fuse_ino_t inode, int datasync, struct f
 
 static void on_statfs(fuse_req_t req, fuse_ino_t inode) { answer(req, kvfs_statfs(req, inode)); }
 
+/* No file here has ACLs, labels or capabilities. The kernel asks for capabilities before each write, and `ls -l` for
+ * labels until the answer is EOPNOTSUPP. */
 static void on_getxattr(fuse_req_t req, fuse_ino_t inode, const char *name, size_t size) {
-    answer(req, kvfs_getxattr(req, inode, name, size));
+    if (strncmp(name, "user.", 5) != 0)
+        libfuse.reply_err(req, EOPNOTSUPP);
+    else
+        answer(req, kvfs_getxattr(req, inode, name, size));
 }
 
 static void on_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {

@@ -75,6 +75,7 @@ def test_attributes_of_users_are_kept_and_others_refused(mount: Mount, a: Path) 
         (errno.ENOSPC, put, a, "user.larger", bytes(65536)),
         (errno.EOPNOTSUPP, put, a, "trusted.x", b"x"),
         (errno.EOPNOTSUPP, get, a, "system.posix_acl_access"),
+        (errno.EOPNOTSUPP, get, a, "security.selinux"),
         (errno.ENODATA, get, plain, "user.kv.tokens"),
         (errno.EOPNOTSUPP, remove, a, "user.kv.tokens"),
     ):
