@@ -1,9 +1,9 @@
 """The handlers of the mount's files: each translates one kind of request of the kernel.
 
 Each handler packs its answer and returns the length (`kvfs.mount.wire`), or raises a SymError, which
-`kvfs.mount.requests` turns into an errno. The kernel checks permissions (`default_permissions`). The kernel must not
-cache names and attributes, because programs change files by calls that the kernel does not see. So each answer says
-that names and attributes are valid for zero seconds.
+`kvfs.mount.requests` turns into an errno. The kernel checks permissions (`default_permissions`). The kernel asks for
+names each time, because programs change them by calls that the kernel does not see. `kvfs.mount.grants` decides which
+attributes the kernel may keep.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TypeVar
 from kvfs.facts import xattrs
 from kvfs.mount import wire
 from kvfs.mount.eager import Eager
+from kvfs.mount.grants import Grants
 from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import Handle, OpenFiles
 from kvfs.mount.waiting_changes import PATIENCE_S, WaitingChanges
@@ -71,6 +72,7 @@ class FileHandlers:
         eager: Eager,
         changes: WaitingChanges,
         caller: Callable[[], int],
+        grants: Grants,
     ) -> None:
         """`caller`: returns the uid of the request that has just begun."""
         self._volume = volume
@@ -79,6 +81,7 @@ class FileHandlers:
         self._tree = volume.tree
         self._answers = answers
         self._eager = eager
+        self._grants = grants
         self._nodes = Nodes(volume.tree, self._payer)
         self._files = OpenFiles(volume, eager, self._nodes, changes)
         self._handles: dict[int, Handle | _Listing] = {}
@@ -107,6 +110,7 @@ class FileHandlers:
         self._files.release_all()
         self._handles.clear()
         for inode in self._tree:
+            inode.holder = None
             if inode.lookups:
                 self._tree.forget(inode, inode.lookups)
 
@@ -114,13 +118,16 @@ class FileHandlers:
 
     def lookup(self, parent: int, name: bytes) -> int:
         if name == b".":  # name_to_handle_at and NFS look up the node of a file handle by this name
-            return self._entry(self._nodes.inode(parent), parent)
-        return self._looked_up(self._tree.child(self._tree.get(parent), name))
+            return self._found(self._nodes.inode(parent), parent)
+        inode = self._tree.child(self._tree.get(parent), name)
+        return self._found(inode, self._files.node_of(inode))
 
     def forget(self, number: int, num_lookups: int) -> None:
         try:
             if self._nodes.forget(number, num_lookups):
                 self._files.forget(number)
+            else:
+                self._grants.withdraw(self._nodes.inode(number))
         except Exception:
             log.exception("can't forget %d lookups of inode %d", num_lookups, number)
 
@@ -128,16 +135,14 @@ class FileHandlers:
         """Make a file of any type, or a directory. The kernel decides who may make devices; the mount is nodev."""
         directory = self._tree.get(parent)
         if stat.S_ISREG(mode):
-            return self._looked_up(self._volume.make_plain(directory, name, mode, uid, gid))
+            return self._made(self._volume.make_plain(directory, name, mode, uid, gid))
         inode = self._tree.make(directory, name, stat.S_IFMT(mode), mode=mode, uid=uid, gid=gid)
         inode.device = device
-        return self._looked_up(inode)
+        return self._made(inode)
 
     def symlink(self, parent: int, name: bytes, target: bytes, uid: int, gid: int) -> int:
         directory = self._tree.get(parent)
-        return self._looked_up(
-            self._tree.make(directory, name, stat.S_IFLNK, mode=0o777, uid=uid, gid=gid, target=target)
-        )
+        return self._made(self._tree.make(directory, name, stat.S_IFLNK, mode=0o777, uid=uid, gid=gid, target=target))
 
     def readlink(self, number: int) -> int:
         return self._answers.data(self._nodes.inode(number).target)
@@ -178,7 +183,8 @@ class FileHandlers:
     # Attributes
 
     def getattr(self, number: int) -> int:
-        return self._answers.attr(self._attributes(self._nodes.inode(number), number))
+        inode = self._nodes.inode(number)
+        return self._answers.attr(self._attributes(inode, number), self._grants.valid_s(inode, number))
 
     async def setattr(
         self,
@@ -397,6 +403,7 @@ class FileHandlers:
             if room < 0:
                 break
             node = 0 if inode.is_damaged else self._files.node_of(inode)  # 0: the kernel will look the name up
+            valid_s = 0
             if place >= FIRST_PLACE and node:
                 try:
                     self._nodes.looked_up(node, inode)
@@ -404,7 +411,8 @@ class FileHandlers:
                     if not answer:
                         raise
                     break  # lookups of the earlier names are counted already, so the kernel must get these names
-            answer.append(wire.listing_entry(name, self._attributes(inode, node), node, place + 1))
+                valid_s = self._grants.valid_s(inode, node)
+            answer.append(wire.listing_entry(name, self._attributes(inode, node), node, place + 1, valid_s))
         return self._answers.data(b"".join(answer))
 
     def releasedir(self, fh: int) -> int:
@@ -419,12 +427,13 @@ class FileHandlers:
 
     # Parts of handlers
 
-    def _looked_up(self, inode: Inode) -> int:
-        return self._entry(inode, self._files.node_of(inode))
-
-    def _entry(self, inode: Inode, node: int) -> int:
+    def _found(self, inode: Inode, node: int) -> int:
         self._nodes.looked_up(node, inode)
-        return self._answers.entry(self._attributes(inode, node), node)
+        return self._answers.entry(self._attributes(inode, node), node, self._grants.valid_s(inode, node))
+
+    def _made(self, inode: Inode) -> int:
+        self._nodes.looked_up(inode.number, inode)
+        return self._answers.entry(self._attributes(inode, inode.number), inode.number)
 
     def _attributes(self, inode: Inode, node: int) -> wire.Attributes:
         size, mtime_ns, ctime_ns = self._files.shown(inode, node)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 BURST = 128
-"""Requests of a user that are answered without a wait: some 3 ms of work, an `ls -l` of sixty files."""
+"""Requests of a user that are answered without a wait: some 3 ms of work, an `ls -l` of a hundred files."""
 
 RATE_PER_S = 600
 """Rate for all users together while the decoder is busy. These requests take some 2 % of one core, in the daemon and in

@@ -25,6 +25,7 @@ from kvfs.mount import shim
 from kvfs.mount.bindings import bind
 from kvfs.mount.control_handlers import ControlHandlers
 from kvfs.mount.eager import Eager
+from kvfs.mount.grants import Grants
 from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.pace import Pace
 from kvfs.mount.requests import Requests
@@ -91,7 +92,8 @@ async def serve_mount(
     requests = Requests(eager, Pace(is_busy), catch_up, lambda uid: fs.pool.accounts.of(uid).holdings)
     answers = Answers(shim.out, shim.send)
     changes = WaitingChanges(eager, exclusive)
-    files = FileHandlers(fs.volume, answers, eager, changes, lambda: requests.caller)
+    grants = Grants(fs.volume.tree, shim.withdraw)
+    files = FileHandlers(fs.volume, answers, eager, changes, lambda: requests.caller, grants)
     controls = None if control is None else ControlHandlers(control, fs.volume, answers, eager, files, changes)
     bind(requests, files, controls)
     agreed = trio.Event()
@@ -102,7 +104,7 @@ async def serve_mount(
         fs.alias_mountpoint(*aliases)
         log.info("mounted at %s", where)
         task_status.started()
-        await requests.serve(functools.partial(_loop, fs.volume.tree, where, agreed, mounter))
+        await requests.serve(functools.partial(_loop, fs.volume.tree, grants, where, agreed, mounter))
     finally:
         fs.mountpoint = None
         fs.alias_mountpoint()
@@ -158,7 +160,7 @@ async def _mount(where: Path, source: str, agreed: trio.Event, mounter: Mounter 
     options = {"default_permissions", f"fsname={source}", "subtype=kv"}
     if allow_other:
         options.add("allow_other")
-    shim.expect_session()
+    shim.forget_session()
     # The session owns the descriptor and closes it. libfuse accepts a descriptor in place of a path, and then mounts
     # nothing.
     place = where if mounter is None else f"/dev/fd/{await trio.to_thread.run_sync(mounter.mount, where, source)}"
@@ -184,7 +186,7 @@ def _read_ahead(where: Path) -> None:
         log.debug("read-ahead stays as it is: %s", error)
 
 
-async def _loop(tree: Tree, where: Path, agreed: trio.Event, mounter: Mounter | None) -> None:
+async def _loop(tree: Tree, grants: Grants, where: Path, agreed: trio.Event, mounter: Mounter | None) -> None:
     """Receive requests until the file system is unmounted. One task is enough, because requests never wait in it."""
 
     async def when_agreed() -> None:
@@ -197,6 +199,7 @@ async def _loop(tree: Tree, where: Path, agreed: trio.Event, mounter: Mounter | 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(when_agreed)
         nursery.start_soon(_tell_of_lost, tree)
+        nursery.start_soon(grants.repeat)
         await pyfuse3.main(max_tasks=1)
         nursery.cancel_scope.cancel()
 
@@ -208,6 +211,7 @@ def _unmount(where: Path, files: FileHandlers, control: ControlTree | None, moun
         )
     if mounter is not None:
         mounter.unmount()
+    shim.forget_session()
     pyfuse3.close(unmount=True)  # lazy: succeeds with files open
     if control is not None:
         control.close()

@@ -35,9 +35,9 @@
 /* Functions of libfuse. This object is not linked with libfuse: pyfuse3 may use the distribution's library, or a
  * library of another name in its wheel, and a process must not load libfuse twice. */
 #define LIBFUSE(function)                                                                                              \
-    function(reply_buf) function(reply_err) function(reply_none) function(req_ctx) function(req_interrupt_func)        \
-        function(session_exited) function(session_fd) function(session_new) function(session_process_buf)              \
-            function(session_receive_buf)
+    function(lowlevel_notify_inval_inode) function(reply_buf) function(reply_err) function(reply_none)                 \
+        function(req_ctx) function(req_interrupt_func) function(session_exited) function(session_fd)                   \
+            function(session_new) function(session_process_buf) function(session_receive_buf)
 #define DECLARED(name) __typeof__(fuse_##name) *name;
 static struct {
     LIBFUSE(DECLARED)
@@ -96,6 +96,11 @@ void kvfs_watch(fuse_req_t req) { libfuse.req_interrupt_func(req, on_interrupt, 
 
 /* The uid of the process that makes the request. */
 uint32_t kvfs_uid(fuse_req_t req) { return libfuse.req_ctx(req)->uid; }
+
+/* Have the kernel ask again for the attributes of an inode. Return 0, or -ENOENT if the kernel does not know the inode. */
+int kvfs_withdraw(uint64_t inode) {
+    return captured_session ? libfuse.lowlevel_notify_inval_inode(captured_session, inode, -1, 0) : -ENODEV;
+}
 
 /* Operations */
 

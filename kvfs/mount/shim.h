@@ -20,6 +20,7 @@ extern long kvfs_linger_ns;
 void kvfs_answer(fuse_req_t req, int status);
 void kvfs_watch(fuse_req_t req);
 uint32_t kvfs_uid(fuse_req_t req);
+int kvfs_withdraw(uint64_t inode);
 const char *kvfs_find_libfuse(const char *pyfuse3);
 int kvfs_session_captured(void);
 void kvfs_forget_session(void);

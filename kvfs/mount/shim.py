@@ -48,6 +48,9 @@ watch: Callable[[Any], None] = lib.kvfs_watch
 uid: Callable[[Any], int] = lib.kvfs_uid
 """Return the uid of the process that made a request."""
 
+withdraw: Callable[[int], int] = lib.kvfs_withdraw
+"""Have the kernel ask again for the attributes of an inode. Return 0, or a negative errno: see `kvfs.mount.grants`."""
+
 LINGER_NS: int = lib.kvfs_linger_ns
 
 
@@ -90,8 +93,8 @@ def view(pointer: Any, size: int) -> memoryview:
     return memoryview(ffi.buffer(pointer, size))
 
 
-def expect_session() -> None:
-    """Forget the last session. Call this before `pyfuse3.init`, which makes a new session through the shim."""
+def forget_session() -> None:
+    """Forget the session. Call this before `pyfuse3.close`, and before `pyfuse3.init`, which makes a new session."""
     lib.kvfs_forget_session()
 
 

@@ -65,21 +65,21 @@ class Answers:
     """Packs answers into `out`. Each method returns the length of its answer. `send` is for answers that do not fit
     into `out`.
 
-    Entries and attributes are valid for zero seconds, because programs change files by calls that the kernel does not
-    see.
+    Names are valid for zero seconds, because programs remove and replace names by calls that the kernel does not see.
+    `valid_s`: the time for which the kernel may keep the attributes, see `kvfs.mount.grants`.
     """
 
     def __init__(self, out: memoryview, send: Callable[[bytes | memoryview], int]) -> None:
         self._out = out
         self.data = send
 
-    def entry(self, attributes: Attributes, node: int) -> int:
+    def entry(self, attributes: Attributes, node: int, valid_s: int = 0) -> int:
         """Pack the answer for a name that was found or made. The kernel will know the file as `node`."""
-        _ENTRY.pack_into(self._out, 0, node, 0, 0, 0, 0, 0, *attributes)
+        _ENTRY.pack_into(self._out, 0, node, 0, 0, valid_s, 0, 0, *attributes)
         return _ENTRY.size
 
-    def attr(self, attributes: Attributes) -> int:
-        _ATTR.pack_into(self._out, 0, 0, 0, 0, *attributes)
+    def attr(self, attributes: Attributes, valid_s: int = 0) -> int:
+        _ATTR.pack_into(self._out, 0, valid_s, 0, 0, *attributes)
         return _ATTR.size
 
     def opened(self, handle: int, flags: int = 0) -> int:
@@ -118,9 +118,9 @@ def listing_entry_bytes(name: bytes) -> int:
     return (_DIRENT.size + len(name) + 7) & ~7
 
 
-def listing_entry(name: bytes, attributes: Attributes, node: int, next_offset: int) -> bytes:
+def listing_entry(name: bytes, attributes: Attributes, node: int, next_offset: int, valid_s: int = 0) -> bytes:
     """Pack a name of a directory with its attributes. The kernel asks for the next name at `next_offset`."""
     number, mode, length = attributes[0], attributes[9], len(name)
     file_type = stat.S_IFMT(mode) >> 12
-    packed = _DIRENT.pack(node, 0, 0, 0, 0, 0, *attributes, number, next_offset, length, file_type)
+    packed = _DIRENT.pack(node, 0, 0, valid_s, 0, 0, *attributes, number, next_offset, length, file_type)
     return packed + name + _PADDING[(_DIRENT.size + length) % 8]

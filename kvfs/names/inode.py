@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvfs.names.content import Content, Elsewhere, KvFile
 from kvfs.names.order import NameOrder
@@ -200,6 +200,7 @@ class Inode:
         "entries",
         "file_type",
         "gid",
+        "holder",
         "lookups",
         "mode",
         "mtime_ns",
@@ -263,6 +264,8 @@ class Inode:
         """The time when the file was last closed, or its advice last changed. Only files with a TTL have this time."""
         self.changes = changes or NOT_KEPT
         """The listener that gets each change."""
+        self.holder: Holder | None = None
+        """The holder of the inode's attributes, until they change."""
 
     @property
     def is_directory(self) -> bool:
@@ -326,15 +329,17 @@ class Inode:
     def modified(self) -> None:
         """Note that the content has just changed."""
         self.mtime_ns = self.ctime_ns = time.time_ns()
-        self.changes.of_inode(self)
+        self.note_change()
 
     def changed(self) -> None:
         """Note that something other than the content has just changed."""
         self.ctime_ns = time.time_ns()
-        self.changes.of_inode(self)
+        self.note_change()
 
     def note_change(self) -> None:
         """Note a change that leaves the inode's times as they are."""
+        if self.holder is not None:
+            self.holder.withdraw(self)
         self.changes.of_inode(self)
 
 
@@ -358,6 +363,13 @@ class NamePut:
     def is_of_domain(self) -> bool:
         """Whether this put records, instead of a name, that a directory becomes a domain or stops being one."""
         return self.name == OWN_NAME
+
+
+class Holder(Protocol):
+    """Cache that holds attributes of inodes: the kernel, see `kvfs.mount.grants`."""
+
+    def withdraw(self, inode: Inode) -> None:
+        """Drop the attributes of an inode, because they change or may change without an event."""
 
 
 class Changes:

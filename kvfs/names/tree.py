@@ -536,10 +536,14 @@ class Tree:
         """Subtract lookups that the kernel has forgotten."""
         assert inode.lookups >= num_lookups, f"inode {inode.number}: {inode.lookups} lookups, {num_lookups} forgotten"
         inode.lookups -= num_lookups
+        if not inode.lookups:
+            inode.holder = None
         self.drop_if_unused(inode)
 
     def opened(self, inode: Inode) -> None:
         inode.opens += 1
+        if inode.holder is not None and not inode.is_directory:
+            inode.holder.withdraw(inode)
         self._end_lingering(inode)  # an O_PATH descriptor can open a removed file
 
     def closed(self, inode: Inode) -> None:
@@ -612,6 +616,8 @@ class Tree:
             _expect(inode.names == found[inode.number], f"inode {inode.number} has names {inode.names}")
             used = inode.names or inode.opens or inode.lookups or inode is self.root
             _expect(bool(used), f"inode {inode.number} has no use")
+            is_held = inode.holder is not None and not inode.is_directory
+            _expect(not (is_held and inode.opens), f"inode {inode.number} is open, and its attributes are held")
             _expect(not inode.is_directory or len(inode.names) <= 1, f"directory {inode.number} has several names")
         self._check_accounts()
         num_names = sum(len(names) for names in found.values())

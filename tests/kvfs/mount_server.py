@@ -45,6 +45,7 @@ class Server:
         self.handles: dict[int, OpenKv] = {}
         self.busy = False
         self.num_busy_looks = 0
+        self.num_requests = 0
 
     def _keep(self, handle: OpenKv) -> int:
         number = len(self.handles) + 1
@@ -141,6 +142,9 @@ class Server:
         self.num_busy_looks += self.busy
         return self.busy
 
+    def count_request(self) -> None:
+        self.num_requests += 1
+
     def slow_down(self, page_s: float) -> None:
         """Have a worker take this long for each page that it looks at; 0: full speed."""
         self.store.worker_page_s = page_s
@@ -176,6 +180,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "close": lambda self, handle: self.fs.kv_close(self.handles[handle]),
     "truncate": lambda self, handle, count: self.fs.kv_truncate(self.handles[handle], count),
     "remove": lambda self, path: self.fs.kv_remove(self.creds, path),
+    "rename": lambda self, old, new: self.fs.kv_rename(self.creds, old, new),
+    "chmod": lambda self, path, mode: self.fs.kv_chmod(self.creds, path, mode),
+    "num_requests": lambda self: self.num_requests,
     "num_inodes": lambda self: len(self.fs.volume.tree),
     "tokens": lambda self, handle: self.handles[handle].table.read()[0].tolist(),
     "mountpoint": lambda self: str(self.fs.mountpoint),
@@ -219,7 +226,14 @@ async def main(mountpoint: str, backing_dir: str, num_pages: str, page_bytes: st
     """Serve until standard input is closed."""
     server = Server(Path(backing_dir), int(num_pages), int(page_bytes))
     others = allow_other == "1"
-    serve = partial(serve_mount, server.fs, Path(mountpoint), allow_other=others, is_busy=server.is_busy)
+    serve = partial(
+        serve_mount,
+        server.fs,
+        Path(mountpoint),
+        allow_other=others,
+        is_busy=server.is_busy,
+        catch_up=server.count_request,
+    )
     async with trio.open_nursery() as nursery:
         try:
             await nursery.start(serve)
