@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # ruff: noqa: PTH108, PTH116, PTH208 - the benchmark measures these very calls
-"""Measure calls on the mount: names, plain files, images and forks. With --before, two versions run in turns.
+"""Measure calls on the mount: names, plain files, images, forks, commands of a shell. With --before, two versions take
+turns.
 
     .venv/bin/python scripts/bench/mount.py [--before TREE] [--rounds 15] [--mib 32] [--calls 1000] [--save NAME]
         [--quick] [--json]
@@ -38,6 +39,7 @@ import libsym as sym
 with sym.kv_create() as kv:
     sym.kv_write(kv, [1] * 257)
     sym.kv_extract(kv, [(1, None)] * 64, "large.kv", rebase=False).close()
+    sym.kv_fork(kv, "small.kv").close()
 print("made", flush=True)
 """
 PREDS = """
@@ -71,6 +73,7 @@ class Calls:
         yield from self._names()
         yield from self._plain()
         yield from self._images()
+        yield from self._shell()
 
     def _measured(self, what: str, each: Sequence[int], call: Callable[[int], object]) -> Iterator[None]:
         wall_s = daemon_s = 0.0
@@ -156,14 +159,7 @@ class Calls:
             os.close(descriptor)
 
         def fork(number: int) -> None:
-            source, target = (os.open(self.daemon.mount / name, flags) for name, flags in forks(number))
-            while os.copy_file_range(source, target, 1 << 40):
-                pass
-            os.close(source)
-            os.close(target)
-
-        def forks(number: int) -> tuple[tuple[str, int], tuple[str, int]]:
-            return ("large.kv", os.O_RDONLY), (f"fork{number}.kv", os.O_CREAT | os.O_WRONLY)
+            self._fork("large.kv", f"fork{number}.kv")
 
         size = f"{len(data) / 1e6:.1f} MB"
         yield from self._measured(f"write an image of {size}", range(SLICES), copy)
@@ -171,6 +167,33 @@ class Calls:
         yield from self._measured("fork of 16,384 entries", range(SLICES), fork)
         for path in (*self.daemon.mount.glob("copy*.kv"), *self.daemon.mount.glob("fork*.kv")):
             path.unlink()
+
+    def _fork(self, source: str, target: str) -> None:
+        """Copy a file as `cp` does, which makes a fork."""
+        descriptor = os.open(self.daemon.mount / source, os.O_RDONLY)
+        copy = os.open(self.daemon.mount / target, os.O_CREAT | os.O_WRONLY)
+        while os.copy_file_range(descriptor, copy, 1 << 40):
+            pass
+        os.close(descriptor)
+        os.close(copy)
+
+    def _shell(self) -> Iterator[None]:
+        """Run commands over a directory of forks."""
+        where, forks = self.daemon.mount / "forks", f"{self.args.calls:,} forks"
+        where.mkdir()
+        for number in range(self.args.calls):
+            self._fork("small.kv", f"forks/{number}.kv")
+
+        def run(what: str, *command: str) -> Iterator[None]:
+            def call(_number: int) -> None:
+                subprocess.run([*command, where], stdout=subprocess.DEVNULL, check=True)
+
+            return self._measured(f"{what}, {forks}", [0], call)
+
+        yield from run("ls -l", "ls", "-l")
+        yield from run("ls -l again", "ls", "-l")
+        yield from run("du", "du", "-s")
+        yield from run("rm -r", "rm", "-r")
 
 
 def compare(args: argparse.Namespace) -> list[Row]:
