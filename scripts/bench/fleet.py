@@ -197,15 +197,15 @@ for line in sys.stdin:
 NUM_JOBS = 8
 
 
-def working_s(programs: list[subprocess.Popen[str]], kind: str) -> float:
-    """Divide the jobs among programs, and return the time until all jobs are done."""
+def working_ms(programs: list[subprocess.Popen[str]], kind: str) -> float:
+    """Divide the jobs among programs, and return the milliseconds until all jobs are done."""
     began_s = time.perf_counter()
     for program in programs:
         print(kind, NUM_JOBS // len(programs), file=program.stdin, flush=True)
     for program in programs:
         assert program.stdout is not None
         assert program.stdout.readline() == "done\n"
-    return time.perf_counter() - began_s
+    return (time.perf_counter() - began_s) * 1e3
 
 
 def two_machines_rows(model: str, directory: Path, rounds: int, length: int) -> list[Row]:
@@ -222,7 +222,7 @@ def two_machines_rows(model: str, directory: Path, rounds: int, length: int) -> 
             programs.append(stack.enter_context(daemon.program(WORK, 100 * number, length)))
         os.sched_setaffinity(0, cores)
         ways = {
-            f"{kind} {count}": partial(working_s, programs[:count], kind)
+            f"{kind} {count}": partial(working_ms, programs[:count], kind)
             for kind in ("prefill", "batch")
             for count in (2, 1)
         }
@@ -232,7 +232,12 @@ def two_machines_rows(model: str, directory: Path, rounds: int, length: int) -> 
     what = {"prefill": f"{NUM_JOBS} prefills of {length} tokens", "batch": f"{NUM_JOBS} batches of 32 streams"}
     return [
         Row(
-            f"two machines, {what[kind]}", "s", found[f"{kind} 2"], "one machine", found[f"{kind} 1"], aim="ratio 0.556"
+            f"two machines, {what[kind]}",
+            "ms",
+            found[f"{kind} 2"],
+            "one machine",
+            found[f"{kind} 1"],
+            aim="ratio 0.556",
         )
         for kind in what
     ]

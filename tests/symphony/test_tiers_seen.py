@@ -58,8 +58,9 @@ def small(shared, monkeypatch):
     sym.connect(str(shared.socket))
     yield shared
     empty(shared.mount)
-    sym.daemon_check()
-    sym.close()
+    sym.close()  # the test may have confined it to a domain
+    with sym.connection(shared.socket):
+        sym.daemon_check()
 
 
 def make(name, num_tokens=LARGE):
