@@ -78,6 +78,7 @@ def bind(requests: Requests, files: FileHandlers, controls: ControlHandlers | No
     _bind_name("create", routes, requests.paced, requests.begin)
     _bind_attributes(requests, routes)
     _bind_others(requests, routes)
+    shim.bind_silent("looked_up", files.looked_up)
     shim.bind_silent("forget", routes.forget)
     shim.bind_silent("interrupted", requests.interrupted)
 

@@ -19,11 +19,16 @@ repeated until the kernel knows or forgets the inode. Meanwhile only a descripto
 same holds if the kernel forgets an inode while an answer is on its way. Kernels before 6.13 accept such an answer
 regardless of the version, so this FORGET withdraws, too.
 
-The root is granted nothing, so that stat(2) of the mount point fails once the daemon is gone.
+The kernel keeps no attributes of the root, so that stat(2) of the mount point fails once the daemon is gone. Instead C
+(`shim.c`) keeps the answer until the attributes are withdrawn.
 
 Names are not granted. The kernel forgets a name under the lock of its directory, for which the trio thread can't wait.
 FUSE_NOTIFY_INC_EPOCH takes no lock, but then each path loses its names until their next lookup: getcwd(2) may fail, the
 paths of open files end in "(deleted)", and mounts below are detached.
+
+C answers further lookups of a name that was found with granted attributes (`kept_names.c`), until the attributes are
+withdrawn. A change of the name changes the inode too, and so withdraws its attributes. Python counts the lookups that C
+has answered when C drops the name. Up to then Python has counted at least one lookup of the inode.
 """
 
 from __future__ import annotations
@@ -59,10 +64,11 @@ class Grants:
         self._bell = Bell()
 
     def valid_s(self, inode: Inode, node: int) -> int:
-        """Return the time for which the kernel may keep the attributes of an answer. The answer must be sent."""
+        """Return the time for which the kernel, or C for the root, may keep the attributes of an answer. The answer must
+        be sent.
+        """
         is_open = inode.opens and not inode.is_directory
-        is_other = node != inode.number or inode is self._tree.root
-        if is_open or is_other or inode in self._unheard or self._is_shared(inode):
+        if is_open or node != inode.number or inode in self._unheard or self._is_shared(inode):
             return 0
         inode.holder = self
         return VALID_S

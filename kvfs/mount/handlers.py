@@ -118,9 +118,14 @@ class FileHandlers:
 
     def lookup(self, parent: int, name: bytes) -> int:
         if name == b".":  # name_to_handle_at and NFS look up the node of a file handle by this name
-            return self._found(self._nodes.inode(parent), parent)
+            return self._entry(self._nodes.inode(parent), parent)
         inode = self._tree.child(self._tree.get(parent), name)
-        return self._found(inode, self._files.node_of(inode))
+        node = self._files.node_of(inode)
+        return self._entry(inode, node, self._grants.valid_s(inode, node))
+
+    def looked_up(self, number: int, num_lookups: int) -> None:
+        """Count lookups that C has answered."""
+        self._tree.get(number).lookups += num_lookups
 
     def forget(self, number: int, num_lookups: int) -> None:
         try:
@@ -154,8 +159,7 @@ class FileHandlers:
         inode = self._nodes.inode(number)
         require_owner(inode, Credentials(uid, 0), shown(new_name))
         self._tree.link(inode, self._tree.get(new_parent), new_name)
-        self._nodes.looked_up(number, inode)
-        return self._answers.entry(self._attributes(inode, number), number)
+        return self._entry(inode, number)
 
     def unlink(self, parent: int, name: bytes) -> int:
         with self._removing():
@@ -184,7 +188,8 @@ class FileHandlers:
 
     def getattr(self, number: int) -> int:
         inode = self._nodes.inode(number)
-        return self._answers.attr(self._attributes(inode, number), self._grants.valid_s(inode, number))
+        is_root = inode is self._tree.root
+        return self._answers.attr(self._attributes(inode, number), self._grants.valid_s(inode, number), for_c=is_root)
 
     async def setattr(
         self,
@@ -427,13 +432,12 @@ class FileHandlers:
 
     # Parts of handlers
 
-    def _found(self, inode: Inode, node: int) -> int:
-        self._nodes.looked_up(node, inode)
-        return self._answers.entry(self._attributes(inode, node), node, self._grants.valid_s(inode, node))
-
     def _made(self, inode: Inode) -> int:
-        self._nodes.looked_up(inode.number, inode)
-        return self._answers.entry(self._attributes(inode, inode.number), inode.number)
+        return self._entry(inode, inode.number)
+
+    def _entry(self, inode: Inode, node: int, valid_s: int = 0) -> int:
+        self._nodes.looked_up(node, inode)
+        return self._answers.entry(self._attributes(inode, node), node, valid_s)
 
     def _attributes(self, inode: Inode, node: int) -> wire.Attributes:
         size, mtime_ns, ctime_ns = self._files.shown(inode, node)

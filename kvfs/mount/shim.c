@@ -21,6 +21,8 @@
 
 #include "shim.h"
 
+#include "kept_names.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -52,9 +54,17 @@ static const long budget_ns = 400 * 1000;
  * time is 0, because the model needs the CPU. */
 long kvfs_linger_ns = 60 * 1000;
 
-char kvfs_out[OUT_BYTES];
+/* Python looks whether the model computes (pace.py) only when it is called. So C leaves some of the requests that it
+ * could answer to Python, and all of them while the model computes. */
+static const int most_without_python = 15;
+
+_Alignas(8) char kvfs_out[OUT_BYTES];
 const void *kvfs_data;
 size_t kvfs_data_bytes;
+
+/* The attributes of the root. The kernel may not keep them (grants.py), and asks for them with every path. `dummy`, which
+ * the kernel ignores, is 0 once they may have changed. */
+static struct fuse_attr_out kept_root;
 
 static struct fuse_session *captured_session;
 static void (*pyfuse3_init)(void *userdata, struct fuse_conn_info *connection);
@@ -97,30 +107,61 @@ void kvfs_watch(fuse_req_t req) { libfuse.req_interrupt_func(req, on_interrupt, 
 /* The uid of the process that makes the request. */
 uint32_t kvfs_uid(fuse_req_t req) { return libfuse.req_ctx(req)->uid; }
 
-/* Have the kernel ask again for the attributes of an inode. Return 0, or -ENOENT if the kernel does not know the inode. */
+/* Have the kernel ask again for the attributes of an inode, and drop its kept answers. Return 0, or -ENOENT if the kernel
+ * does not know the inode. */
 int kvfs_withdraw(uint64_t inode) {
+    if (inode == FUSE_ROOT_ID)
+        kept_root.dummy = 0;
+    kvfs_drop_name(inode);
     return captured_session ? libfuse.lowlevel_notify_inval_inode(captured_session, inode, -1, 0) : -ENODEV;
 }
 
 /* Operations */
 
+static int may_answer_without_python(void) {
+    static int num_answered;
+    if (!kvfs_linger_ns || num_answered == most_without_python)
+        return num_answered = 0;
+    return ++num_answered;
+}
+
 static void on_lookup(fuse_req_t req, fuse_ino_t parent, const char *name) {
-    answer(req, kvfs_lookup(req, parent, name));
+    const struct fuse_entry_out *kept = may_answer_without_python() ? kvfs_kept_name(parent, name) : NULL;
+    if (kept) {
+        libfuse.reply_buf(req, (const char *)kept, sizeof *kept);
+        return;
+    }
+    const int status = kvfs_lookup(req, parent, name);
+    if (status == sizeof *kept)
+        kvfs_keep_name(parent, name, strlen(name), (const struct fuse_entry_out *)kvfs_out);
+    answer(req, status);
+}
+
+static void forget(fuse_ino_t inode, uint64_t num_lookups) {
+    kvfs_drop_name(inode);
+    kvfs_forget(inode, num_lookups);
 }
 
 static void on_forget(fuse_req_t req, fuse_ino_t inode, uint64_t num_lookups) {
-    kvfs_forget(inode, num_lookups);
+    forget(inode, num_lookups);
     libfuse.reply_none(req);
 }
 
 static void on_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets) {
     for (size_t i = 0; i < count; i++)
-        kvfs_forget(forgets[i].ino, forgets[i].nlookup);
+        forget(forgets[i].ino, forgets[i].nlookup);
     libfuse.reply_none(req);
 }
 
 static void on_getattr(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *file) {
-    answer(req, kvfs_getattr(req, inode, file != NULL));
+    if (inode == FUSE_ROOT_ID && kept_root.dummy && may_answer_without_python()) {
+        libfuse.reply_buf(req, (const char *)&kept_root, sizeof kept_root);
+        return;
+    }
+    const int status = kvfs_getattr(req, inode, file != NULL);
+    if (inode == FUSE_ROOT_ID && status == sizeof kept_root)
+        memcpy(&kept_root, kvfs_out, sizeof kept_root);
+    answer(req, status);
 }
 
 static void on_setattr(fuse_req_t req, fuse_ino_t inode, struct stat *attr, int fields, struct fuse_file_info *file) {
@@ -229,8 +270,10 @@ static void on_opendir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *
 
 static void on_readdirplus(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset,
                            struct fuse_file_info *listing) {
-    (void)inode;
-    answer(req, kvfs_readdir(req, listing->fh, offset, size));
+    const int status = kvfs_readdir(req, listing->fh, offset, size);
+    if (status == ANSWER_DATA)
+        kvfs_keep_listing(inode, kvfs_data, kvfs_data_bytes);
+    answer(req, status);
 }
 
 static void on_releasedir(fuse_req_t req, fuse_ino_t inode, struct fuse_file_info *listing) {
@@ -390,4 +433,8 @@ const char *kvfs_find_libfuse(const char *pyfuse3) {
 
 int kvfs_session_captured(void) { return captured_session != NULL; }
 
-void kvfs_forget_session(void) { captured_session = NULL; }
+void kvfs_forget_session(void) {
+    captured_session = NULL;
+    kept_root.dummy = 0;
+    kvfs_drop_names();
+}

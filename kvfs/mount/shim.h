@@ -27,6 +27,7 @@ void kvfs_forget_session(void);
 
 /* In Python */
 int kvfs_lookup(fuse_req_t req, uint64_t parent, const char *name);
+void kvfs_looked_up(uint64_t inode, uint64_t num_lookups);
 void kvfs_forget(uint64_t inode, uint64_t num_lookups);
 int kvfs_getattr(fuse_req_t req, uint64_t inode, int has_file);
 int kvfs_setattr(fuse_req_t req, uint64_t inode, int fields, int has_file, uint64_t file, uint32_t mode, uint32_t uid,

@@ -16,8 +16,8 @@ ffi.cdef("typedef ... *fuse_req_t;\n" + _DECLARATIONS + 'extern "Python+C" {' + 
 ffi.set_source(
     "kvfs._shim",
     '#include "shim.h"\n',
-    sources=[os.path.relpath(_HERE / "shim.c")],
-    depends=[str(_HERE / "shim.h")],
+    sources=[os.path.relpath(_HERE / name) for name in ("shim.c", "kept_names.c")],
+    depends=[str(_HERE / name) for name in ("shim.h", "kept_names.h")],
     include_dirs=[str(_HERE), "/usr/include/fuse3"],
     # All symbols are hidden, except for the functions that replace functions of libfuse.
     extra_compile_args=[

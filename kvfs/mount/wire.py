@@ -78,8 +78,9 @@ class Answers:
         _ENTRY.pack_into(self._out, 0, node, 0, 0, valid_s, 0, 0, *attributes)
         return _ENTRY.size
 
-    def attr(self, attributes: Attributes, valid_s: int = 0) -> int:
-        _ATTR.pack_into(self._out, 0, valid_s, 0, 0, *attributes)
+    def attr(self, attributes: Attributes, valid_s: int = 0, *, for_c: bool = False) -> int:
+        """Pack attributes. `for_c`: C may keep them instead of the kernel."""
+        _ATTR.pack_into(self._out, 0, *((0, 0, valid_s) if for_c else (valid_s, 0, 0)), *attributes)
         return _ATTR.size
 
     def opened(self, handle: int, flags: int = 0) -> int:

@@ -23,7 +23,7 @@ from kvfs.names.inode import Credentials, Inode
 from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
-from libsym.errors import SymError
+from libsym.errors import NotFound, SymError
 from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,18 @@ class Server:
     def _number(self, path: str) -> int:
         return self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode()).number
 
+    def number_or_none(self, path: str) -> int | None:
+        try:
+            return self.fs.find(self.creds, path).number
+        except NotFound:
+            return None
+
+    def lose(self, path: str) -> None:
+        """Have the kernel forget a name, as it does when it needs memory."""
+        inode = self.fs.find(self.creds, path)
+        self.fs.volume.tree.lost += inode.names
+        self.fs.volume.tree.bell.ring()
+
     def break_model(self) -> None:
         """Plant a defect: from now on asking for the model's name hits an exception that nobody foresaw."""
         self._model, self.fs.volume.model = self.fs.volume.model, Defect()
@@ -183,6 +195,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "rename": lambda self, old, new: self.fs.kv_rename(self.creds, old, new),
     "chmod": lambda self, path, mode: self.fs.kv_chmod(self.creds, path, mode),
     "num_requests": lambda self: self.num_requests,
+    "numbers": lambda self, paths: [self.number_or_none(path) for path in paths],
     "num_inodes": lambda self: len(self.fs.volume.tree),
     "tokens": lambda self, handle: self.handles[handle].table.read()[0].tolist(),
     "mountpoint": lambda self: str(self.fs.mountpoint),

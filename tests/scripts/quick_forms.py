@@ -122,6 +122,13 @@ FORMS = {
             *(rf"{policy} +([\d.]+ % +){{3}}([\d.]+ +){{5}}\d+" for policy in ("placement", "least loaded", "random")),
         )
     ),
+    "bench/shell.py": Form(
+        table=tuple(
+            rf"{command} beside C +[\d.]+ us .* C [\d.]+, ratio [\d.]+; ours [\d.]+ requests, processor [\d.]+ us; C .*"
+            rf"\n{command} beside disk +[\d.]+ us .* disk [\d.]+, ratio [\d.]+"
+            for command in ("create", "ls -l", "ls -l again", "stat", "find", "grep -r", "cp -r", "rm -r", "rsync -a")
+        )
+    ),
     "bench/mount.py": Form(
         table=tuple(
             rf"{what} +[\d.]+ us .*; the daemon's processor time [\d.]+ us"

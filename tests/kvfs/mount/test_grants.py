@@ -65,11 +65,9 @@ def test_open_files_and_nodes_of_other_versions_are_granted_nothing_and_an_open_
     assert kernel.grants.valid_s(inode, inode.number) == VALID_S
 
 
-def test_directories_are_granted_while_they_are_listed_but_never_the_root() -> None:
+def test_directories_are_granted_while_they_are_listed() -> None:
     kernel = Kernel()
-    root = kernel.tree.root
-    assert kernel.grants.valid_s(root, root.number) == 0
-    directory = kernel.tree.make(root, b"d", stat.S_IFDIR, mode=0o755, uid=0, gid=0)
+    directory = kernel.tree.make(kernel.tree.root, b"d", stat.S_IFDIR, mode=0o755, uid=0, gid=0)
     kernel.tree.opened(directory)
     assert kernel.grants.valid_s(directory, directory.number) == VALID_S
     kernel.tree.make(directory, b"a", stat.S_IFREG, mode=0o644, uid=0, gid=0)

@@ -1,6 +1,7 @@
-"""Attributes that the kernel holds are those of the file, whatever programs and other clients of the mount do to it.
+"""Attributes that the kernel holds, and names that C answers, are those of the file, whatever programs and other clients
+of the mount do to it.
 
-A descriptor of O_PATH shows what the kernel holds, without a request. AT_STATX_FORCE_SYNC asks the daemon. The variable
+A descriptor of O_PATH shows what the kernel holds, without a request. A path makes the kernel ask for the name. AT_STATX_FORCE_SYNC asks the daemon. The variable
 SYMPHONY_TEST_STEPS sets the number of random steps.
 """
 
@@ -29,27 +30,37 @@ from tests.kvfs.mounted import (
 
 pytestmark = needs_mount
 
-NUM_STEPS = int(os.environ.get("SYMPHONY_TEST_STEPS", "2000"))
+NUM_STEPS = int(os.environ.get("SYMPHONY_TEST_STEPS", "1000"))
 NAMES = ("a", "b", "c", "d/a", "d/b")
 NUM_DESCRIPTORS = 16
 EXPECTED = {errno.ENOENT, errno.EEXIST, errno.EOPNOTSUPP, errno.EBUSY, errno.EINVAL, errno.ESTALE, errno.ENOSPC}
 """Errors of steps that meet no file, or a file of another kind."""
 
-_EMPTY_PATH, _FORCE_SYNC, _BASIC_STATS = 0x1000, 0x2000, 0x7FF
+_NOFOLLOW, _EMPTY_PATH, _FORCE_SYNC, _BASIC_STATS = 0x100, 0x1000, 0x2000, 0x7FF
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def attributes(descriptor: int, *, asked: bool) -> bytes:
-    """Return the statx(2) of a descriptor: as the kernel shows it, or asked for at the daemon."""
+def attributes(descriptor: int, path: str, *, asked: bool) -> bytes | None:
+    """Return the statx(2) of a descriptor, or of a path below it: as the kernel shows it, or asked for at the daemon.
+    None: no file has the path.
+    """
     found = ctypes.create_string_buffer(256)
-    flags = _EMPTY_PATH | (_FORCE_SYNC if asked else 0)
-    assert _libc.statx(descriptor, b"", flags, _BASIC_STATS, found) == 0, os.strerror(ctypes.get_errno())
-    return found.raw
+    flags = _NOFOLLOW | (0 if path else _EMPTY_PATH) | (_FORCE_SYNC if asked else 0)
+    if _libc.statx(descriptor, path.encode(), flags, _BASIC_STATS, found) == 0:
+        return found.raw
+    error = ctypes.get_errno()
+    assert path and error == errno.ENOENT, os.strerror(error)
+    return None
 
 
-def is_fresh(descriptor: int) -> bool:
+def is_fresh(descriptor: int, path: str = "") -> bool:
     """Whether the kernel shows what the daemon knows. From now on the kernel holds the attributes."""
-    return attributes(descriptor, asked=False) == attributes(descriptor, asked=True)
+    return attributes(descriptor, path, asked=False) == attributes(descriptor, path, asked=True)
+
+
+def number_of(path: Path) -> int | None:
+    """Return the number of the inode that a name leads to, or None."""
+    return path.lstat().st_ino if os.path.lexists(path) else None
 
 
 class TwoClients:
@@ -69,6 +80,7 @@ class TwoClients:
             *(self.rename, self.unlink, self.open, self.close, self.open, self.close, self.read, self.fork_by_cp),
             *(self.kv_create, self.kv_open, self.kv_append, self.kv_append, self.kv_truncate, self.kv_close),
             *(self.kv_close, self.kv_fork, self.kv_remove, self.kv_rename, self.kv_chmod, self.kv_append_once),
+            self.lose,
         ]
         for number in range(num_steps):
             step = self._random.choice(steps)
@@ -84,6 +96,11 @@ class TwoClients:
         for descriptor in self._random.sample(self._descriptors, min(4, len(self._descriptors))):
             assert is_fresh(descriptor), f"after step {what}: {os.fstat(descriptor)}"
             self.num_compared += 1
+        names = self._random.sample(NAMES, 1)
+        numbers = self._mount.call("numbers", names)
+        assert [number_of(self._mount.path / name) for name in names] == numbers, f"after step {what}: {names}"
+        for name in names:
+            assert is_fresh(self._descriptors[0], name), f"after step {what}: {name}"
         if self._random.random() < 0.2:
             path = self._mount.path / self._random.choice(("d", *NAMES))
             if path.exists():
@@ -143,6 +160,9 @@ class TwoClients:
 
     def read(self) -> None:
         self._path.read_bytes()
+
+    def lose(self) -> None:
+        self._mount.call("lose", self._name)
 
     def fork_by_cp(self) -> None:
         with opened(self._path) as source, opened(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target:
@@ -218,6 +238,7 @@ def test_the_kernel_never_shows_an_old_attribute(tmp_path: Path, seed: int) -> N
         clients.end()
         print(f"{clients.num_done} steps done, {clients.num_compared} attributes compared")
         mount.empty()
+        assert "can't forget" not in mount.log()
 
 
 def test_unchanged_attributes_are_asked_for_once_and_each_change_is_seen_at_once(tmp_path: Path) -> None:
@@ -233,6 +254,32 @@ def test_unchanged_attributes_are_asked_for_once_and_each_change_is_seen_at_once
         assert changed.st_mode & 0o7777 == 0o604
         assert changed.st_ctime_ns > before.st_ctime_ns
         os.close(descriptor)
+
+
+def test_c_answers_names_of_unchanged_files(tmp_path: Path) -> None:
+    """Python answers every 16th lookup, to see whether the model computes, and each lookup while it does."""
+    with mounted(tmp_path) as mount:
+        path = mount.path / "d/file"
+        path.parent.mkdir()
+        path.touch()
+        names = [path, mount.path / "d/link"]
+        names[1].hardlink_to(path)
+        for name in names:
+            found = name.stat()
+            num_requests = mount.call("num_requests")
+            for _ in range(80):
+                assert name.stat() == found
+            assert mount.call("num_requests") - num_requests <= 80 * 3 / 16 + 1
+        os.listdir(path.parent)  # the names of a listing are kept, too: here the link's
+        mount.call("rename", "d/file", "moved")
+        assert [os.path.lexists(name) for name in names] == [False, True]
+        assert mount.call("numbers", ["moved"]) == [found.st_ino]
+        assert (mount.path / "moved").stat().st_ctime_ns > found.st_ctime_ns
+        names[1].unlink()
+        mount.call("remove", "moved")
+        mount.settle()
+        mount.call("check")  # also the lookups that C has answered are forgotten
+        assert mount.call("num_inodes") == 2  # the root and the directory
 
 
 def test_a_file_that_a_program_extends_is_asked_for_each_time(tmp_path: Path) -> None:
