@@ -3,7 +3,9 @@
  *
  *     passthrough DIRECTORY MOUNT
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #define FUSE_USE_VERSION 35
 #include <dirent.h>
 #include <err.h>
