@@ -64,8 +64,8 @@ class Grants:
         self._bell = Bell()
 
     def valid_s(self, inode: Inode, node: int) -> int:
-        """Return the time for which the kernel, or C for the root, may keep the attributes of an answer. The answer must
-        be sent.
+        """Return the time for which the kernel (C for the root) may keep the attributes of an answer, which must be
+        sent.
         """
         is_open = inode.opens and not inode.is_directory
         if is_open or node != inode.number or inode in self._unheard or self._is_shared(inode):

@@ -125,9 +125,9 @@ def passed_through(disk: Path) -> Iterator[Side]:
         place = Path(name)
         for each in ("directory", "mount"):
             (place / each).mkdir()
-        flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
+        flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], stdout=subprocess.PIPE, check=True)
         source = Path(__file__).with_name("passthrough.c")
-        subprocess.run(["cc", "-O2", source, *flags.stdout.split(), "-o", place / "passthrough"], check=True)
+        subprocess.run(["cc", "-O2", source, *flags.stdout.decode().split(), "-o", place / "passthrough"], check=True)
         program = subprocess.Popen([place / "passthrough", place / "directory", place / "mount"])
         try:
             while not os.path.ismount(place / "mount"):

@@ -1,8 +1,8 @@
-"""Attributes that the kernel holds, and names that C answers, are those of the file, whatever programs and other clients
-of the mount do to it.
+"""Attributes that the kernel holds, and names that C answers, are those of the file, whatever is done to it by programs
+and other clients of the mount.
 
-A descriptor of O_PATH shows what the kernel holds, without a request. A path makes the kernel ask for the name. AT_STATX_FORCE_SYNC asks the daemon. The variable
-SYMPHONY_TEST_STEPS sets the number of random steps.
+A descriptor of O_PATH shows what the kernel holds, without a request. A path makes the kernel ask for the name.
+AT_STATX_FORCE_SYNC asks the daemon. The variable SYMPHONY_TEST_STEPS sets the number of random steps.
 """
 
 import ctypes
@@ -49,7 +49,8 @@ def attributes(descriptor: int, path: str, *, asked: bool) -> bytes | None:
     if _libc.statx(descriptor, path.encode(), flags, _BASIC_STATS, found) == 0:
         return found.raw
     error = ctypes.get_errno()
-    assert path and error == errno.ENOENT, os.strerror(error)
+    assert path, "a descriptor has attributes"
+    assert error == errno.ENOENT, os.strerror(error)
     return None
 
 
@@ -270,7 +271,7 @@ def test_c_answers_names_of_unchanged_files(tmp_path: Path) -> None:
             for _ in range(80):
                 assert name.stat() == found
             assert mount.call("num_requests") - num_requests <= 80 * 3 / 16 + 1
-        os.listdir(path.parent)  # the names of a listing are kept, too: here the link's
+        list(path.parent.iterdir())  # the names of a listing are kept, too: here the link's
         mount.call("rename", "d/file", "moved")
         assert [os.path.lexists(name) for name in names] == [False, True]
         assert mount.call("numbers", ["moved"]) == [found.st_ino]
