@@ -216,7 +216,8 @@ class Restorer:
             arena = RUNNING if identity == self._own else NO_ARENA
             table = PageTable(self._volume.pool, account.number, pages, length, arena)
             kv = self._volume.new_kv(table, OWN if identity == self._own else identity, marks)
-            kv.turns = turns
+            if turns:
+                kv.turns = turns
             self._volume.show_restored(inode, kv)
             kv.lost = full_length - length
             if kv.lost:

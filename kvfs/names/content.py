@@ -71,6 +71,7 @@ class KvFile:
     )
 
     def __init__(self, table: PageTable, identity: int = OWN, marks: Marks = ()) -> None:
+        length = table.length
         self.table = table
         self.identity = identity
         """The identity of the pages, by its number in the index. OWN: the identity of the running model."""
@@ -83,18 +84,18 @@ class KvFile:
         """
         self.lost = 0
         """Entries that were not on disk when the last daemon ended, and are lost."""
-        self.born_length = table.length
+        self.born_length = length
         """Number of entries that the version began with. A fork or an import enters the index with all of these
         entries, or not at all.
         """
         self.users = 1
         self.changes = 0
         """Count of changes to the entries. Equal counts mean an equal image."""
-        self.fewest = table.length
+        self.fewest = length
         """The smallest number of entries that the file has had since the text view last read them. The entries below
         this number are unchanged.
         """
-        self._fewest_since_commit = self._fewest_since_cut = table.length
+        self._fewest_since_commit = self._fewest_since_cut = length
 
     @classmethod
     def of_branch(cls, table: PageTable) -> KvFile:

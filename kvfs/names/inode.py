@@ -95,6 +95,9 @@ class XattrSums(NamedTuple):
         return self.number * ATTRIBUTE_BYTES + self.name_bytes + self.value_bytes
 
 
+_NO_SUMS = XattrSums()
+
+
 class Xattrs(dict[bytes, bytes]):
     """Extended attributes that users have set on a file. Code must set and delete them one by one, so that the sums
     stay right.
@@ -108,7 +111,7 @@ class Xattrs(dict[bytes, bytes]):
     def __init__(self, noted: Mapping[bytes, bytes] = MappingProxyType({}), away: XattrSums | None = None) -> None:
         """`away`: sums of attributes that only the index has."""
         super().__init__(noted)
-        self.sums = away or XattrSums.of(noted)
+        self.sums = away or (XattrSums.of(noted) if noted else _NO_SUMS)
         self.is_away = away is not None
         self.changes = 0
         """Count of changes to the attributes."""

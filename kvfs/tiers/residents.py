@@ -90,8 +90,9 @@ class Residents:
             self._pool.rows.grow(2 * core.row_room)
             core.row_room *= 2
             lib.core_row_new(table.core, self._clock())
-        self.has(table)
-        return table.row
+        row = table.row
+        self._tables[row] = table
+        return row
 
     def has(self, table: PageTable) -> None:
         """Note a file to which the core has given a row."""

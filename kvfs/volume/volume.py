@@ -332,9 +332,10 @@ class Volume:
         """Make a version the content of a file without pinning it, because no page is in memory yet."""
         inode.content = kv
         kv.table.core.number = inode.number
-        if kv.table.row != NO_ROW:
-            self._files[kv.table.row] = inode, kv
-            self._note_priority(inode)
+        row = kv.table.row
+        if row != NO_ROW:
+            self._files[row] = inode, kv
+            self.pager.residents.priority[row] = inode.advice.priority
 
     def see(self, core: Any) -> tuple[Inode, KvFile]:
         """Return the file of a core table that has a row. If Python has no objects for a branch yet, they are made."""
