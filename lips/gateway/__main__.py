@@ -45,6 +45,7 @@ def main() -> None:
         answer_s=options.timeout,
         max_running=options.max_running,
         max_waiting=options.max_waiting,
+        wait_s=options.max_wait,
         is_strict=options.strict,
     )
     sym.main(partial(serve, listeners, absent, settings, keys))
@@ -69,6 +70,7 @@ def _arguments() -> sym.Arguments:
     arguments.whole("--max-body", "bytes of a request at most", default.max_body_bytes, metavar="N")
     arguments.whole("--max-running", "answers at once", default.max_running, metavar="N")
     arguments.whole("--max-waiting", "requests that wait for their turn", default.max_waiting, metavar="N")
+    arguments.number("--max-wait", "seconds of a wait for a turn", default.wait_s, least=SHORTEST_S, metavar="S")
     arguments.number(
         "--body-timeout", "seconds that a request's body may take", default.body_s, least=SHORTEST_S, metavar="S"
     )

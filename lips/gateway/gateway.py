@@ -62,7 +62,7 @@ class Settings:
     answer_s: float = 600.0
     max_running: int = 256
     max_waiting: int = 1024
-    wait_s: float = 60.0
+    wait_s: float = 300.0
     is_strict: bool = False
     """Whether unknown fields are refused."""
 
