@@ -103,6 +103,14 @@ def check_weights(config: ModelConfig, weights: Weights, precision: str) -> None
     _check_room(config.name, sum(map(_num_bytes, _plan(config, weights, precision))))
 
 
+def packed_bytes(config: ModelConfig, weights: Weights, precision: str) -> tuple[int, int]:
+    """Return the bytes of the packed weights, and the bytes that a step of one row reads, without reading the
+    weights.
+    """
+    sizes = list(map(_num_bytes, _plan(config, weights, precision)))
+    return sum(sizes), sum(sizes[: _num_read(config)])
+
+
 def pack_weights(
     config: ModelConfig,
     weights: Weights,
@@ -144,15 +152,15 @@ def pack_weights(
             setattr(layer, field, floats(layer_name(index, field)))
         layer.qkv_bias = floats(*(layer_name(index, field) for field in ("q_bias", "k_bias", "v_bias")))
         layer.sliding = config.slides(index)
-    head, embed = matrices[4 * config.num_layers], matrices[-1]
-    read = matrices[: 4 * config.num_layers + 1]
+    num_read = _num_read(config)
+    head, embed = matrices[num_read - 1], matrices[-1]
     return PackedWeights(
         layers=layers,
         embed=embed.struct,
         head=head.struct,
         final_norm=floats(FINAL_NORM),
         owned=tuple(owned),
-        num_bytes=sum(map(_num_bytes, read)),
+        num_bytes=sum(map(_num_bytes, matrices[:num_read])),
         keep=keep,
         make_room=None if cache is None else cache.make_room,
     )
@@ -166,6 +174,11 @@ def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix
             "give a Q4_0, Q4_1 or Q4_K file, or say int8"
         )
     return [_new_matrix(weights, precision, pieces) for pieces in _all_pieces(config, weights)]
+
+
+def _num_read(config: ModelConfig) -> int:
+    """Return how many of the plan's first matrices a step of one row reads: those of the layers, and the head."""
+    return 4 * config.num_layers + 1
 
 
 def _num_bytes(matrix: _Matrix) -> int:

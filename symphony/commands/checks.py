@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from symphony.checks.doctor import checks, print_report
-from symphony.commands.options import Commands, add_json, add_socket, socket_of
+from symphony.commands.options import Commands, add_json, add_socket, count, socket_of
 
 
 def add_checks(commands: Commands) -> None:
@@ -42,6 +43,8 @@ def add_checks(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="check this machine, and say what to repair")
     add_socket(doctor)
     add_json(doctor)
+    doctor.add_argument("--model", metavar="M", help="say what this model needs and how fast it is, and load nothing")
+    doctor.add_argument("--context", metavar="N", type=count, help="with --model: entries whose KV is counted")
     doctor.set_defaults(action=_doctor)
 
 
@@ -59,6 +62,13 @@ def _scrub(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if args.model is not None:
+        from symphony.checks.model_fit import check_model_fit  # noqa: PLC0415 - it imports numpy and the decoder
+
+        return print_report(check_model_fit(args.model, args.context), as_json=args.json)
+    if args.context is not None:
+        print("symphony doctor: --context needs --model", file=sys.stderr)
+        return 2
     if args.socket:
         os.environ["SYMPHONY_SOCKET"] = str(socket_of(args))
     return print_report(checks(), as_json=args.json)

@@ -43,6 +43,8 @@ def on_mount(path: str | None, mount: str) -> str:
 
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 86_400.0
+MAX_DIGITS = 18
+"""Digits of the largest number on a command line: it fits into 64 bits."""
 
 
 def interval(text: str) -> float:
@@ -54,3 +56,10 @@ def interval(text: str) -> float:
     if not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
         raise argparse.ArgumentTypeError(f"{text} seconds: {MIN_INTERVAL_S:g} at least, and a day at most")
     return seconds
+
+
+def count(text: str) -> int:
+    """Parse a number above 0."""
+    if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is no number above 0")
+    return int(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvfs.base.sizes import parse_bytes
 from libsym.errors import Invalid
-from symphony.commands.options import Commands, add_json, add_socket, socket_of
+from symphony.commands.options import Commands, add_json, add_socket, count, socket_of
 from symphony.launcher.asking import commands
 
 Action = Callable[[argparse.Namespace, Path | None], int]
@@ -79,9 +79,9 @@ def add_run_options(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--time", type=_seconds, metavar="TIME", help="end it after so long, like 10s, 5m, 2h")
     run.add_argument("--memory", type=_bytes, metavar="SIZE", help="end it when its processes have more, like 512M")
-    run.add_argument("--processes", type=_count, metavar="N", help="end it when it has more than N processes")
-    run.add_argument("--tokens", type=_count, metavar="N", help="end it when it has computed more than N tokens")
-    run.add_argument("--pages", type=_count, metavar="N", help="end it when it holds more than N pages")
+    run.add_argument("--processes", type=count, metavar="N", help="end it when it has more than N processes")
+    run.add_argument("--tokens", type=count, metavar="N", help="end it when it has computed more than N tokens")
+    run.add_argument("--pages", type=count, metavar="N", help="end it when it holds more than N pages")
     run.add_argument(
         "--restart", default="no", metavar="POLICY", help="start it again when it failed: no, on-failure, on-failure:N"
     )
@@ -148,9 +148,3 @@ def _bytes(text: str) -> int:
         return parse_bytes(text)
     except Invalid as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
-    return int(text)
