@@ -57,6 +57,74 @@ static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64
     }
 }
 
+#define LANES 8 /* sums of a group have as many parts, so that the compiler may use vectors */
+
+static float total(const float *lanes) {
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+static float level(float w, float min, float inverse) {
+    const float place = (w - min) * inverse + 0.5f, least = place > 0 ? place : 0;
+    return (float)(int)(least < 15 ? least : 15);
+}
+
+/* Round a group to 16 levels from `low` to `high`, and find the scale and the min with which these codes fit best (least
+ * squares). Return the sum of the squared errors. */
+static float fit_levels(const float *w, float low, float high, float *scale, float *min) {
+    const float inverse = high > low ? 15 / (high - low) : 0;
+    float code[SYM_GROUP], codes[LANES] = {0}, squares[LANES] = {0}, products[LANES] = {0}, sums[LANES] = {0};
+    for (int i = 0; i < SYM_GROUP; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            code[i + j] = level(w[i + j], low, inverse);
+            codes[j] += code[i + j];
+            squares[j] += code[i + j] * code[i + j];
+            products[j] += code[i + j] * w[i + j];
+            sums[j] += w[i + j];
+        }
+    const float spread = SYM_GROUP * total(squares) - total(codes) * total(codes);
+    *scale = spread > 0 ? (SYM_GROUP * total(products) - total(codes) * total(sums)) / spread : 0;
+    *min = (total(sums) - *scale * total(codes)) / SYM_GROUP;
+    float errors[LANES] = {0};
+    for (int i = 0; i < SYM_GROUP; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            const float difference = *scale * code[i + j] + *min - w[i + j];
+            errors[j] += difference * difference;
+        }
+    return total(errors);
+}
+
+/* Pack one row in 4-bit codes with mins. The outermost weights of a group may be cut off a little, if the others then
+ * lie closer to their levels. */
+static void pack_levels(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane) {
+    for (int64_t first = 0; first < k; first += SYM_GROUP) {
+        float group[SYM_GROUP], low = w[first], high = w[first], scale = 0, min = 0, least = INFINITY;
+        for (int64_t i = 0; i < SYM_GROUP; i++) { /* the last weight fills up a short group */
+            group[i] = w[first + i < k ? first + i : k - 1];
+            low = fminf(low, group[i]);
+            high = fmaxf(high, group[i]);
+        }
+        for (int cut = 0; cut < 8; cut++) {
+            const float off = (high - low) * (float)cut / 64;
+            float one_scale, one_min;
+            const float error = fit_levels(group, low + off, high - off, &one_scale, &one_min);
+            if (error < least) {
+                least = error;
+                scale = one_scale;
+                min = one_min;
+            }
+        }
+        uint16_t *head = scale_at(m, strip, lane, first / SYM_GROUP);
+        head[0] = to_float16(scale / CODE_UNIT);
+        head[PANEL] = to_float16(min / CODE_UNIT);
+        scale = of_float16(head[0]) * CODE_UNIT;
+        min = of_float16(head[PANEL]) * CODE_UNIT;
+        uint8_t codes[SYM_GROUP];
+        for (int i = 0; i < SYM_GROUP; i++)
+            codes[i] = (uint8_t)level(group[i], min, scale > 0 ? 1 / scale : 0);
+        put_codes(m, strip, lane, first / SYM_GROUP, codes);
+    }
+}
+
 static int64_t power_of_two_in(int64_t k) { return k & -k; }
 
 /* Replace x by R x. */
@@ -111,7 +179,9 @@ void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t
         const float *row = w + i * k;
         int64_t strip = first + i / 16 * every, lane = i % 16;
         if (has_codes(m->format)) {
-            if (has_groups(m->format))
+            if (m->format == SYM_CODES4)
+                pack_levels(m, row, k, strip, lane);
+            else if (has_groups(m->format))
                 pack_symmetric(m, row, k, strip, lane);
             else
                 pack_rotated(m, row, k, strip, lane);

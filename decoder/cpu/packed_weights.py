@@ -5,7 +5,8 @@ The precision decides the format of each matrix (`step.h` has the formats):
 float32, bf16   numbers
 int8            8-bit codes of rotated rows, with one scale for each row
 int4            the codes of a GGUF file: 4-bit codes and their scales are copied unchanged; matrices with more bits
-                in the file become 8-bit codes
+                in the file become 8-bit codes. If the checkpoint has no codes at all, the layers' matrices become
+                4-bit codes with a scale and a min for 32 weights, and embedding and head 8-bit codes
 
 Every core decodes and packs a few thousand rows at a time. So loading takes little more memory than the packed weights.
 """
@@ -168,12 +169,18 @@ def pack_weights(
 
 def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix]:
     """Return every matrix that a step reads, not yet filled, with its format for this precision."""
-    if precision == "int4" and not any(_bits(weights.stored(name)) == 4 for name in weights.names()):
+    is_quantized = precision == "int4" and not _is_of_floats(weights)
+    if is_quantized and not any(_bits(weights.stored(name)) == 4 for name in weights.names()):
         raise Invalid(
-            f"{config.name}: precision int4 runs 4-bit weights as a GGUF file has them, and this checkpoint has none: "
-            "give a Q4_0, Q4_1 or Q4_K file, or say int8"
+            f"{config.name}: precision int4 runs the 4-bit codes of a file, or makes them of float weights, and this "
+            "file has other codes: give a Q4_0, Q4_1, Q4_K, F16 or BF16 file, or say int8"
         )
-    return [_new_matrix(weights, precision, pieces) for pieces in _all_pieces(config, weights)]
+    return [_new_matrix(weights, precision, pieces, is_quantized) for pieces in _all_pieces(config, weights)]
+
+
+def _is_of_floats(weights: Weights) -> bool:
+    """Whether all numbers of the checkpoint are floats, so that codes are made of them here."""
+    return all(weights.stored(name).encoding.name in ("F32", "F16", "BF16") for name in weights.names())
 
 
 def _num_read(config: ModelConfig) -> int:
@@ -210,10 +217,13 @@ def _bits(stored: StoredTensor) -> int:
     return coding.bits if coding is not None and len(stored.shape) == 2 else 0
 
 
-def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...]) -> _Matrix:
+def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...], is_quantized: bool) -> _Matrix:
     tensors = [weights.stored(piece.name) for piece in pieces]
     format_, has_mins = _FROM_FLOATS.get(precision, lib.SYM_CODES8), False
-    if precision == "int4":
+    if precision == "int4" and not is_quantized:
+        if pieces[0].name not in (EMBED, HEAD):
+            format_, has_mins = lib.SYM_CODES4, True
+    elif precision == "int4":
         if all(_bits(tensor) == 4 for tensor in tensors):
             format_ = lib.SYM_CODES4
         codings = [tensor.encoding.coding for tensor in tensors]

@@ -93,7 +93,8 @@ int64_t sym_phase_ns(const sym_decoder *decoder, int phase);
 /* Return the bytes of a matrix with this format, n and k. */
 int64_t sym_packed_bytes(const sym_matrix *m);
 /* Pack w [n][k] into strips of 16 features: strip i of w becomes strip first + i * every of the matrix. Floats are
- * rounded to the matrix's format. The largest weight of a group determines its scale, and codes lie around zero. */
+ * rounded to the matrix's format. Codes of 8 bits lie around zero, and the largest weight of a group determines its
+ * scale. Codes of 4 bits need a matrix with mins; the scale and min of a group have nearly the least squared error. */
 void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every);
 /* Pack codes [n][k] of a file in the same way, with the scales and mins (or null) of their groups [n][k / 32]. */
 void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,

@@ -88,7 +88,7 @@ def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, start_daemon):
     rows = [
         (("--model", "/no/such/model.gguf"), "/no/such/model.gguf"),
         (("--kv-memory", "1K"), "page"),
-        (("--precision", "int4"), "int4 runs 4-bit weights"),
+        (("--precision", "int5"), "'int5' is not one of"),
         (("--config", "/no/such.toml"), "/no/such.toml"),
         (("--config", "/etc"), "directory"),
         (("--kv-memory", "1e17"), "smaller --kv-memory"),

@@ -20,9 +20,9 @@ from tests.decoder.bench import Bench, Call, require, tokens_of
 from tests.decoder.cpu.quantized import blocks_of, quantized, replaced
 
 
-def unpacked(packed, row: int, size: int) -> np.ndarray:
+def unpacked(matrix, row: int, size: int) -> np.ndarray:
     out = np.empty(size, np.float32)
-    lib.sym_unpack_row(packed.embed, row, size, ffi.cast("float *", out.ctypes.data))
+    lib.sym_unpack_row(matrix, row, size, ffi.cast("float *", out.ctypes.data))
     return out
 
 
@@ -62,7 +62,7 @@ def test_the_codes_of_a_file_are_kept_exactly(kind):
     packed, expected = pack_weights(config, weights, "int4"), weights.read(EMBED)
     for row in (0, 1, 15, 16, 31, 32, 258):
         tolerance = (1e-3 if kind.endswith("_K") else 1e-7) * np.abs(expected[row]).max()
-        assert np.abs(unpacked(packed, row, 256) - expected[row]).max() <= tolerance, row
+        assert np.abs(unpacked(packed.embed, row, 256) - expected[row]).max() <= tolerance, row
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 0.0), ("bf16", 2**-8), ("int8", 4 / 127)])
@@ -73,7 +73,41 @@ def test_packing_rounds_a_weight_once(precision, tolerance, hidden):
     weights = random_weights(config)
     packed = pack_weights(config, weights, precision)
     for row, expected in enumerate(weights.read(EMBED)):
-        assert np.abs(unpacked(packed, row, hidden) - expected).max() <= tolerance * np.abs(expected).max()
+        assert np.abs(unpacked(packed.embed, row, hidden) - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def test_floats_become_4_bit_codes_with_less_error_than_q4_1():
+    """Embedding and head get 8 bits."""
+    config = tiny_config(hidden_size=96, num_layers=1, ffn_size=512)
+    weights = random_weights(config, seed=3)
+    packed = pack_weights(config, weights, "int4")
+    for field in ("o", "down"):
+        values = weights.read(layer_name(0, field))
+        kind = gguf.GGMLQuantizationType.Q4_1
+        theirs = np.square(gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind) - values).sum()
+        matrix = ffi.addressof(packed.layers[0], field)
+        ours = np.square([unpacked(matrix, row, len(each)) - each for row, each in enumerate(values)]).sum()
+        assert ours < 0.95 * theirs
+    for row, expected in enumerate(weights.read(EMBED)):
+        assert np.abs(unpacked(packed.embed, row, 96) - expected).max() <= 1 / 127 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("values", [[0.0], [0.3], [-2.0, 5.0], [1e-6, -1e-6], [249.0, -249.0], [1.0] * 31 + [-200.0]])
+def test_odd_groups_of_floats_are_rounded_to_their_levels(values):
+    config = tiny_config(hidden_size=80, num_layers=1)  # a short group ends each row
+    name = layer_name(0, "o")
+    matrix = np.resize(np.array(values, np.float32), (80, config.num_heads * config.head_dim))
+    weights = replaced(random_weights(config), StoredTensor.of_array(name, matrix))
+    packed = pack_weights(config, weights, "int4")
+    for row, expected in enumerate(matrix):
+        found = unpacked(ffi.addressof(packed.layers[0], "o"), row, len(expected))
+        assert np.abs(found - expected).max() <= 1.01 / 30 * np.ptp(expected) + 2**-10 * np.abs(expected).max()
+
+
+def test_a_file_of_other_codes_is_refused_4_bits():
+    config = tiny_config()
+    with pytest.raises(Invalid, match="this file has other codes: give a Q4_0, Q4_1, Q4_K, F16 or BF16 file"):
+        pack_weights(config, quantized(random_weights(config), "Q8_0"), "int4")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

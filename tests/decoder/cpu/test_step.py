@@ -375,7 +375,6 @@ def test_pages_past_the_entries_of_a_chunk_are_not_looked_at(cpu_bench):
         ({}, "float32", "BF16", None, "precision float32 needs an arena of F32"),
         ({}, "int8", "F32", None, "precision int8 needs an arena of BF16"),
         ({}, "fp8", "F32", None, "precision 'fp8' is not one of float32, bf16, int8, int4"),
-        ({}, "int4", "BF16", None, "int4 runs 4-bit weights as a GGUF file has them"),
     ],
 )
 def test_what_the_kernels_do_not_have_is_named(shape, precision, dtype, isa, message):

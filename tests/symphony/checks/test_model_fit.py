@@ -13,6 +13,7 @@ from decoder.model_config import KV_DTYPE
 from symphony import cli
 from symphony.checks import model_fit
 from symphony.checks.model_fit import check_model_fit
+from tests.decoder.cpu.quantized import quantized
 
 SPEC = "tiny:layers=3,vocab=500"
 
@@ -22,7 +23,7 @@ def report(*words, capsys, status=0):
     return {check["name"]: check for check in json.loads(capsys.readouterr().out)}
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bf16", "int8", "int4"])
 def test_the_fastest_decoding_is_the_rate_of_memory_for_the_bytes_that_a_step_reads(precision, monkeypatch):
     model = load_model(SPEC)
     arena = Arena(model.config, 1, KV_DTYPE[precision])
@@ -33,14 +34,18 @@ def test_the_fastest_decoding_is_the_rate_of_memory_for_the_bytes_that_a_step_re
     assert "at most 1,000 tokens/s of one stream" in check.detail
 
 
-def test_the_report_says_what_the_model_is_and_which_precision_it_cannot_have(capsys):
+def test_the_report_says_what_the_model_is_and_which_precision_it_cannot_have(monkeypatch, capsys):
+    model = load_model(SPEC)
+    monkeypatch.setattr(
+        model_fit, "load_model", lambda _: dataclasses.replace(model, weights=quantized(model.weights, "Q8_0"))
+    )
     found = report("--model", SPEC, "--context", "100", capsys=capsys)
     assert "3 layers, 500 tokens, contexts of up to 4,096" in found["model"]["detail"]
-    assert "tensors of 29 F32" in found["stored"]["detail"]
+    assert "tensors of 22 Q8_0, 7 F32" in found["stored"]["detail"]
     entry_bytes = load_model(SPEC).config.entry_bytes("BF16")
     assert f"KV {100 * entry_bytes / 1024:.0f}K for 100 entries" in found["bf16"]["detail"]
     assert found["int4"]["ok"] is None
-    assert "4-bit weights" in found["int4"]["detail"]
+    assert "this file has other codes" in found["int4"]["detail"]
     assert found["fit"]["ok"]
 
 
