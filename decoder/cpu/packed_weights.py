@@ -169,8 +169,8 @@ def pack_weights(
 
 def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix]:
     """Return every matrix that a step reads, not yet filled, with its format for this precision."""
-    is_quantized = precision == "int4" and not _is_of_floats(weights)
-    if is_quantized and not any(_bits(weights.stored(name)) == 4 for name in weights.names()):
+    is_quantized = precision == "int4" and stored_bits(weights) > 0
+    if is_quantized and stored_bits(weights) > 4:
         raise Invalid(
             f"{config.name}: precision int4 runs the 4-bit codes of a file, or makes them of float weights, and this "
             "file has other codes: give a Q4_0, Q4_1, Q4_K, F16 or BF16 file, or say int8"
@@ -178,9 +178,12 @@ def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix
     return [_new_matrix(weights, precision, pieces, is_quantized) for pieces in _all_pieces(config, weights)]
 
 
-def _is_of_floats(weights: Weights) -> bool:
-    """Whether all numbers of the checkpoint are floats, so that codes are made of them here."""
-    return all(weights.stored(name).encoding.name in ("F32", "F16", "BF16") for name in weights.names())
+def stored_bits(weights: Weights) -> int:
+    """Return 4 if the checkpoint has matrices of 4-bit codes, 8 if it has other codes, and 0 if it has floats alone."""
+    stored = [weights.stored(name) for name in weights.names()]
+    if any(_bits(each) == 4 for each in stored):
+        return 4
+    return 0 if all(each.encoding.name in ("F32", "F16", "BF16") for each in stored) else 8
 
 
 def _num_read(config: ModelConfig) -> int:

@@ -12,7 +12,9 @@ import numpy as np
 from decoder.checkpoints.llama import tensor_shapes
 from decoder.checks import check_shape
 from decoder.cores import available_cores
+from decoder.cpu.backend import choose_isa
 from decoder.cpu.packed_weights import packed_bytes
+from decoder.cpu.precision import choose_precision
 from decoder.memory import available_memory_bytes
 from decoder.model import Model, load_model
 from decoder.model_config import KV_DTYPE
@@ -39,7 +41,9 @@ def check_model_fit(spec: str, num_entries: int | None = None) -> list[Check]:
     found = [_check_precision(model, precision, num_entries, rate) for precision in KV_DTYPE]
     advice = "" if any(check.ok for check in found) else "choose a smaller model, or free or add memory"
     fit = Check("fit", not advice, f"{human_bytes(available_memory_bytes())} of memory are available", advice)
-    return [_check_kind(model), _check_stored(model), *found, fit]
+    precision, why = choose_precision(model, choose_isa())
+    auto = Check("auto", True, f"{precision} at a first start: {why}")
+    return [_check_kind(model), _check_stored(model), *found, auto, fit]
 
 
 def _check_kind(model: Model) -> Check:

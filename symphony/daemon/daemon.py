@@ -21,6 +21,8 @@ from typing import Any
 import trio
 
 from decoder.checkpoints.weights import Weights
+from decoder.cpu.backend import choose_isa
+from decoder.cpu.precision import choose_precision
 from decoder.image_facts import Facts
 from decoder.memory import available_memory_bytes
 from decoder.model import Model, load_model
@@ -130,15 +132,20 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
 
     The file system is built before the layers that it calls, so it gets lambdas that return these layers.
     """
-    model = load_model(config.model)
+    model, asked = load_model(config.model), config
+    state = State(config.state)
+    kept = state.load()
+    if config.precision == "auto":
+        identities = [facts.identity for _, facts in sorted(kept.facts.items(), reverse=True)]
+        precision, why = choose_precision(model, choose_isa(), identities)
+        log.info("precision %s: %s", precision, why)
+        config = replace(config, precision=precision)
     backend = build_backend(config, model)
     arena = backend.arena
     weights = WeightsLoading(backend, model.weights)  # owns the weights alone, so it can free them
     model = dataclasses.replace(model, weights=Weights({}))
     exempt = frozenset({0, os.geteuid()})
     facts = Facts(model, arena, config.precision)
-    state = State(config.state)
-    kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
     free_bytes = available_memory_bytes()
     own_bytes = max(free_bytes - arena.num_pages * arena.page_bytes, free_bytes // 2)
@@ -219,7 +226,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         helper=helper,
         policy=policy,
         reloading=Reloading(
-            config, source, changes, notifier, {"policy": lambda wanted: policy.prepared(wanted.policy)}
+            asked, source, changes, notifier, {"policy": lambda wanted: policy.prepared(wanted.policy)}
         ),
     )
     return house

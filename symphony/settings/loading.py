@@ -132,7 +132,7 @@ def _misfits(config: Config) -> Iterator[Unfit]:
 
 
 def _misfits_of_device(config: Config) -> Iterator[Unfit]:
-    precisions = GPU_PRECISIONS if config.device == "cuda" else KV_DTYPE
+    precisions = GPU_PRECISIONS if config.device == "cuda" else (*KV_DTYPE, "auto")
     if config.precision not in precisions:
         where = " on a GPU" if config.device == "cuda" else ""
         yield Unfit(f"precision {config.precision!r} is not one of {', '.join(precisions)}{where}", "precision")

@@ -158,7 +158,7 @@ def test_an_error_names_file_line_and_key(tmp_path, text, line, says):
         *(({key: "/a\udcff"}, f"^{key} is '/a.udcff': a text") for key in ("model", "mount", "state", "policy")),
         ({"kv_memory": "lots"}, "'lots' is no size"),
         ({"kv_memory": "1e20"}, "no machine has so much"),
-        ({"precision": "fp8"}, "'fp8' is not one of float32, bf16, int8, int4"),
+        ({"precision": "fp8"}, "'fp8' is not one of float32, bf16, int8, int4, auto"),
         ({"device": "tpu"}, "device 'tpu' is not one of cpu, cuda"),
         ({"device": "cuda", "precision": "int8"}, "'int8' is not one of float32, bf16, float16 on a GPU"),
         ({"device": "cuda", "kv_dtype": "float32"}, "'float32' is not one of bf16 .*fp8"),

@@ -1,0 +1,39 @@
+"""`--precision auto`: a choice for a model and a machine.
+
+KV files of one precision can't be used with another. So a state that has an identity of the model keeps the identity's
+precision, whatever this machine would choose now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from decoder.cpu.packed_weights import packed_bytes, stored_bits
+from decoder.memory import available_memory_bytes
+from decoder.model import Model
+from decoder.model_config import KV_DTYPE
+
+FAST_BF16 = ("amx", "avx512-bf16")
+"""Instruction sets that multiply bfloat16."""
+WEIGHTS_SHARE = 0.75
+"""Share of the available memory that weights may take. The rest is for KV and programs."""
+
+
+def choose_precision(model: Model, isa: str, kept: Iterable[Mapping[str, str]] = ()) -> tuple[str, str]:
+    """Return a precision for a model, and the reason. `kept`: identities of files in the state, the newest first."""
+    for identity in kept:
+        if identity.get("precision") in KV_DTYPE and model.identity.items() <= identity.items():
+            return identity["precision"], "the state has files of this model in this precision"
+    bits = stored_bits(model.weights)
+    if bits == 4:
+        return "int4", "the file has 4-bit codes"
+    if bits:
+        return "int8", "the file has codes of more than 4 bits"
+    available = available_memory_bytes()
+    why = "the processor multiplies bfloat16" if isa in FAST_BF16 else f"{isa} has no products of bfloat16"
+    for precision in ("bf16", "int8") if isa in FAST_BF16 else ("int8",):
+        num_bytes, _ = packed_bytes(model.config, model.weights, precision)
+        if num_bytes <= WEIGHTS_SHARE * available:
+            return precision, why
+        why = f"weights in {precision} would take {num_bytes / 1e9:.1f} of {available / 1e9:.1f} GB of memory"
+    return "int4", why
