@@ -60,6 +60,12 @@ def read_superblock(path: Path) -> Superblock | None:
     return Superblock(fields["state"], fields["identity"], KeptFacts.parse(json.dumps(fields["facts"])))
 
 
+def newest_superblocks(slots: Path) -> list[Superblock]:
+    """Return the superblocks of a directory of slot files, the newest identity first, without damaged ones."""
+    found = [block for block in map(read_superblock, slots.glob("*.kv")) if block is not None]
+    return sorted(found, key=lambda each: each.identity, reverse=True)
+
+
 def make_slot_file(path: Path, block: bytes) -> None:
     """Make a file with only a superblock, and wait until the file and its name are on disk."""
     write_superblock(path, block, os.O_CREAT | os.O_EXCL)

@@ -32,6 +32,7 @@ from kvfs.durable.keeper import Keeper
 from kvfs.durable.slot_file import slot_bytes_of
 from kvfs.durable.state import State
 from kvfs.durable.state_lock import locked_by_daemon
+from kvfs.durable.superblock import newest_superblocks
 from kvfs.durable.watched import WatchedJournal
 from kvfs.fs import FileSystem
 from kvfs.mount.session import serve_mount
@@ -133,10 +134,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     The file system is built before the layers that it calls, so it gets lambdas that return these layers.
     """
     model, asked = load_model(config.model), config
-    state = State(config.state)
-    kept = state.load()
     if config.precision == "auto":
-        identities = [facts.identity for _, facts in sorted(kept.facts.items(), reverse=True)]
+        identities = [block.facts.identity for block in newest_superblocks(config.state / "slots")]
         precision, why = choose_precision(model, choose_isa(), identities)
         log.info("precision %s: %s", precision, why)
         config = replace(config, precision=precision)
@@ -146,6 +145,8 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     model = dataclasses.replace(model, weights=Weights({}))
     exempt = frozenset({0, os.geteuid()})
     facts = Facts(model, arena, config.precision)
+    state = State(config.state)
+    kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
     free_bytes = available_memory_bytes()
     own_bytes = max(free_bytes - arena.num_pages * arena.page_bytes, free_bytes // 2)
