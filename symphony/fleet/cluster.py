@@ -139,10 +139,10 @@ class Cluster:
 
     def connected(self, where: str | None = None) -> Any:
         """Connect to the cluster, and return the module `ray`. NotConnected: Ray does not answer."""
-        ray = self.imported()
         where = where or self.first_machine()
         if where is None:
             raise NotConnected("this machine is in no Ray cluster of yours: symphony fleet up, or symphony fleet join")
+        ray = self.imported()
         self.probe(where)
         try:
             os.environ.update(_CONNECTING)
@@ -369,10 +369,8 @@ class Connection:
     """Standard output of this command."""
 
     def machines(self) -> list[str]:
-        """Return the machines of the cluster that answer."""
-        nodes = self.ray.nodes()
-        names = [name for node in nodes if node["Alive"] for name in node["Resources"] if name.startswith(_RESOURCE)]
-        return sorted(name.removeprefix(_RESOURCE) for name in names)
+        """Return the machines that are in the cluster, or were and do not answer any more."""
+        return sorted(self.ray.util.list_named_actors())
 
 
 class MachineLost(NotConnected):

@@ -279,6 +279,9 @@ def test_a_program_starts_elsewhere_when_its_machine_dies_and_another_runs_on_wi
     output, errors = process.communicate(timeout=WITHIN_S)
     assert (process.returncode, output) == (0, "east\n"), errors
     assert re.search(r"^symphony: west does not answer.*; \S+moves.py starts again$", errors, re.MULTILINE), errors
+    listed = east.symphony("ps", "--fleet", check=False)
+    assert (listed.returncode, "east:" in listed.stdout) == (1, True)
+    assert re.search(r"^symphony: programs are missing: west does not answer", listed.stderr, re.MULTILINE)
 
     assert rays.end("east") == 0
     refused = east.symphony("run", "--on", "west", long, check=False)

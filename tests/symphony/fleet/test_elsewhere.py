@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -334,7 +335,7 @@ def test_a_program_is_followed_by_its_id_since_others_have_had_its_name(cluster,
 def test_programs_of_a_machine_without_its_daemon_are_listed(cluster, monkeypatch, capsys):
     monkeypatch.setattr(elsewhere, "_here", lambda _args: "east")
     monkeypatch.setattr(listing, "rows", lambda *_args, **_more: ([], None))
-    cluster.ray.nodes = lambda: [{"Alive": True, "Resources": {"symphony-west": 1.0}}]
+    cluster.ray.util = SimpleNamespace(list_named_actors=lambda: ["west", "east"])
     assert elsewhere.ps_in_fleet(parsed("ps", "--fleet", "--json"), None) == 1
     written = capsys.readouterr()
     assert json.loads(written.out) == [{"name": "long", "machine": "west"}]

@@ -132,6 +132,11 @@ def test_a_token_is_the_users_alone(tmp_path: Path):
         cluster.environment()
 
 
+def test_a_machine_in_no_cluster_is_told_how_it_gets_into_one(tmp_path: Path):
+    with pytest.raises(NotConnected, match="in no Ray cluster of yours: symphony fleet up, or symphony fleet join"):
+        Cluster(tmp_path).connected()
+
+
 def test_machines_with_one_token_know_each_other_by_their_addresses(tmp_path: Path):
     for name, token, host in (("east", b"a", "10.0.0.1"), ("west", b"a", "10.0.0.2"), ("other", b"b", "10.0.0.1")):
         make_keys_of_token(tmp_path / name, token, host)
