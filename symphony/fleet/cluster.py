@@ -53,6 +53,7 @@ _SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USE_TLS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that asks after the end of the connection joins any cluster
     "RAY_worker_niceness": "0",  # else a launcher that the runner starts, and all its programs, have a niceness of 15
     "RAY_memory_monitor_refresh_ms": "0",  # else Ray ends its runner when the daemon has filled the memory
     "RAY_ROTATION_MAX_BYTES": str(1 << 20),

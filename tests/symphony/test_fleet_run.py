@@ -178,10 +178,22 @@ def test_a_program_outlives_its_command_and_is_listed_read_signalled_and_waited_
     assert f"east:{here}" in listed
     found = {(each["machine"], each["name"]) for each in json.loads(east.symphony("ps", "--fleet", "--json").stdout)}
     assert found >= {tuple(name.split(":")), ("east", here)}
+    assert {*programs_of_top(east)} >= {tuple(name.split(":")), ("east", here)}
     east.symphony("kill", name)
     assert east.symphony("wait", name, check=False).stdout == "5\n"
     assert east.symphony("logs", name).stdout == "begun\nsignal 15\n"
     east.symphony("kill", here)
+
+
+def programs_of_top(daemon):
+    """The programs that `top --fleet` shows when it has heard of the machine west."""
+    command = [*SYMPHONY, "top", "--fleet", "--json", "--interval", "0.5"]
+    with subprocess.Popen(command, env=daemon.environment, stdout=subprocess.PIPE, text=True) as process:
+        samples = (json.loads(line) for line in process.stdout)
+        heard = next(each for each in samples if each["machines"]["west"]["rates"])
+        process.terminate()
+    assert heard["troubles"] == []
+    return [(each["machine"], each["name"]) for each in heard["programs"]]
 
 
 def test_a_person_without_the_token_runs_nothing(rays, long, tmp_path):

@@ -1,26 +1,27 @@
-"""The screen of `symphony top`."""
+"""The screen of `symphony top`, and what it has in common with the screen of a fleet."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections import deque
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import DataTable, Footer, Input, Static
 
-import libsym as sym
 from symphony.launcher.asking.listing import printable
 from symphony.views.rates import Rates
-from symphony.views.top.columns import FileRow, ProgramRow, file_columns, program_columns
+from symphony.views.top.columns import FileRow, ProgramRow, file_columns, program_columns, short_id
 from symphony.views.top.listing import Listing
 from symphony.views.top.overview import Overview
 from symphony.views.top.questions import Confirm, Keys
-from symphony.views.top.sampling import Daemon, Done, Gone, News, Sample, Sampling
+from symphony.views.top.sampling import Daemon, Done, Gone, Sample, Sampling, program_rows
 
 WINDOW_S = 10.0
 """Time that quantiles cover. Quantiles of a single interval would fluctuate."""
@@ -29,16 +30,26 @@ LATE_S = 2.0
 """Delay of a sample after which the screen says that the daemon does not answer."""
 
 
-class Told(Message):
-    """Message with news from the thread that samples the daemon."""
+class Asking(Protocol):
+    """Protocol of a thread that takes samples, and carries out the user's actions."""
 
-    def __init__(self, news: News) -> None:
+    interval_s: float
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def ask(self, action: Callable[[Any], str]) -> None: ...
+
+
+class Told(Message):
+    """Message with news from the thread that takes samples."""
+
+    def __init__(self, news: Any) -> None:
         super().__init__()
         self.news = news
 
 
-class Top(App[None]):
-    """The app: tables of one daemon's programs and files, below an overview."""
+class Tables(App[None]):
+    """App with a table of programs, a second table, and lines above both."""
 
     TITLE = "symphony top"
     ENABLE_COMMAND_PALETTE = False
@@ -52,7 +63,6 @@ class Top(App[None]):
         Binding("slash", "filter", "Filter"),
         Binding("k", "kill('TERM')", "Kill"),
         Binding("K", "kill('KILL')", show=False),
-        Binding("p", "pin", "Pin"),
         Binding("space", "pause", "Pause"),
         Binding("plus,equals_sign", "pace(-1)", show=False),
         Binding("minus", "pace(1)", show=False),
@@ -81,26 +91,34 @@ class Top(App[None]):
     .dim { color: $text-muted; margin-top: 1; }
     """
 
-    def __init__(self, daemon: Daemon, interval_s: float) -> None:
+    def __init__(self, sampling: Asking, above: Widget, second: Listing[Any]) -> None:
         super().__init__()
         self.VERTICAL_BREAKPOINTS = [(0, "-tiny"), (16, "-short"), (34, "-tall")]
-        self._daemon = daemon
-        self._interval_s = interval_s
-        self._sampling = Sampling(daemon, interval_s, self._tell)
-        self._samples: deque[Sample] = deque()
+        self._sampling, self._above, self._second = sampling, above, second
+        self._programs = Listing[ProgramRow]("programs", program_columns(), "TOK/S", id="programs", classes="-front")
+        self._taken_s = 0.0
+        """Time of the sample that is shown. 0: none is."""
         self._is_paused = False
         self._gone = ""
 
     def compose(self) -> ComposeResult:
         yield Static(id="banner", markup=False)
-        yield Overview()
-        yield Listing[ProgramRow]("programs", program_columns(), "TOK/S", id="programs", classes="-front")
-        yield Listing[FileRow]("files by use", file_columns(0), "HEAT", id="files")
+        yield self._above
+        yield self._programs
+        yield self._second
         yield Input(placeholder="words that a row has to have", id="filter", select_on_focus=False)
         yield Footer(compact=True, show_command_palette=False)
 
+    def show(self, sample: Any) -> None:
+        """Show a sample."""
+        raise NotImplementedError
+
+    def clear(self) -> None:
+        """Clear the lines above the tables, and forget earlier samples."""
+        raise NotImplementedError
+
     def on_mount(self) -> None:
-        self.query_one(Overview).reset()
+        self.clear()
         self._programs.focus()
         self._say("")
         self.set_interval(1.0, self._look_at_the_time)
@@ -110,21 +128,13 @@ class Top(App[None]):
         self._sampling.stop()
 
     @property
-    def _programs(self) -> Listing[ProgramRow]:
-        return self.query_one("#programs", Listing)
+    def _front(self) -> Listing[Any]:
+        return self._second if self._second.has_class("-front") else self._programs
 
-    @property
-    def _files(self) -> Listing[FileRow]:
-        return self.query_one("#files", Listing)
+    # News from the sampling thread
 
-    @property
-    def _front(self) -> Listing[ProgramRow] | Listing[FileRow]:
-        return self._files if self._files.has_class("-front") else self._programs
-
-    # News from the daemon
-
-    def _tell(self, news: News) -> None:
-        """Pass news to the app. Runs on the thread that samples the daemon."""
+    def tell(self, news: Any) -> None:
+        """Pass news to the app. Runs on the thread that takes samples."""
         self.post_message(Told(news))
 
     @on(Told)
@@ -137,7 +147,10 @@ class Top(App[None]):
         elif isinstance(news, Gone):
             self._forget(f"{printable(news.why)}: trying again")
         elif not self._is_paused:
-            self._show(news)
+            self._gone = ""
+            self._say("")
+            self._taken_s = news.taken_s
+            self.show(news)
 
     @property
     def _is_leaving(self) -> bool:
@@ -145,37 +158,19 @@ class Top(App[None]):
         return not self.query("#banner")
 
     def _forget(self, why: str) -> None:
-        """Clear the screen, since the daemon is gone and its facts are stale. `why`: text for the banner."""
-        self._samples.clear()
+        """Clear the screen, since its facts are stale. `why`: text for the banner."""
+        self._taken_s = 0.0
         self._programs.show([])
-        self._files.show([])
-        self.query_one(Overview).reset()
+        self._second.show([])
+        self.clear()
         self._gone = why
         self._say(why)
 
-    def _show(self, sample: Sample) -> None:
-        before = self._samples[-1] if self._samples else None
-        if before is not None and before.info["pid"] != sample.info["pid"]:
-            self._forget("")
-            before = None
-        self._gone = ""
-        self._say("")
-        self._samples.append(sample)
-        while len(self._samples) > 2 and self._samples[1].taken_s <= sample.taken_s - WINDOW_S:
-            self._samples.popleft()
-        rates = None if before is None else Rates.between(before.info, sample.info)
-        if rates is not None:
-            lately = Rates.between(self._samples[0].info, sample.info) or rates
-            rates = rates.with_times_of(lately)
-        self.query_one(Overview).show(sample, rates)
-        self._programs.show(_program_rows(before, sample))
-        self._files.show([FileRow(each) for each in sample.files], file_columns(sample.info["page_bytes"]))
-
     def _look_at_the_time(self) -> None:
         """Show in the banner that the daemon has not answered for long. A daemon that hangs causes no error."""
-        if self._gone or self._is_paused or not self._samples or self._is_leaving:
+        if self._gone or self._is_paused or not self._taken_s or self._is_leaving:
             return
-        late_s = time.monotonic() - self._samples[-1].taken_s - self._interval_s
+        late_s = time.monotonic() - self._taken_s - self._sampling.interval_s
         if late_s > LATE_S:
             self._say(f"the daemon has not answered for {late_s:.0f} s")
 
@@ -190,7 +185,7 @@ class Top(App[None]):
         """Switch to the other table."""
         if isinstance(self.screen, (Confirm, Keys)):
             return
-        for table in (self._programs, self._files):
+        for table in (self._programs, self._second):
             table.toggle_class("-front")
         self.leave_filter()
 
@@ -238,16 +233,10 @@ class Top(App[None]):
             if yes:
                 self._sampling.ask(lambda daemon: daemon.kill(program, number, name))
 
-        question = f"Send {name} to all processes of {printable(program.name)} (pid {program.pid}, id {program.id})?"
+        question = (
+            f"Send {name} to all processes of {printable(program.name)} (pid {program.pid}, id {short_id(program)})?"
+        )
         self.push_screen(Confirm(question), answered)
-
-    def action_pin(self) -> None:
-        row = self._files.selected
-        if self._front is not self._files or row is None:
-            self.notify("choose a file: Tab leads to the files", severity="warning")
-            return
-        file = row.file
-        self._sampling.ask(lambda daemon: daemon.pin(file))
 
     def action_pause(self) -> None:
         self._is_paused = not self._is_paused
@@ -256,31 +245,53 @@ class Top(App[None]):
     def action_pace(self, step: int) -> None:
         """Change to the next longer or shorter interval."""
         slower, faster = (
-            [each for each in INTERVALS_S if each > self._interval_s],
-            [each for each in INTERVALS_S if each < self._interval_s],
+            [each for each in INTERVALS_S if each > self._sampling.interval_s],
+            [each for each in INTERVALS_S if each < self._sampling.interval_s],
         )
         found = slower[:1] if step > 0 else faster[-1:]
         if found:
-            self._interval_s = self._sampling.interval_s = found[0]
+            self._sampling.interval_s = found[0]
             self.notify(f"every {found[0]:g} s")
 
     def action_keys(self) -> None:
         self.push_screen(Keys())
 
 
-def _program_rows(before: Sample | None, now: Sample) -> list[ProgramRow]:
-    """Return a row for each program, with its rates since the previous sample. The rates of a new program are 0."""
-    was = {} if before is None else {each.id: each for each in before.programs}
-    seconds = 1.0 if before is None else max(now.taken_s - before.taken_s, 1e-3)
-    return [
-        _program_row(each, was.get(each.id, each), seconds, now.isolation.get(each.id, "")) for each in now.programs
-    ]
+class Top(Tables):
+    """The app: tables of one daemon's programs and files, below an overview."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("p", "pin", "Pin")]
 
-def _program_row(now: sym.ProgramInfo, was: sym.ProgramInfo, seconds: float, isolation: str) -> ProgramRow:
-    return ProgramRow(
-        program=now,
-        isolation=isolation,
-        tokens_per_s=max(0.0, now.usage.tokens - was.usage.tokens) / seconds,
-        waiting=max(0.0, now.usage.queue_s - was.usage.queue_s) / seconds,
-    )
+    def __init__(self, daemon: Daemon, interval_s: float) -> None:
+        self._samples: deque[Sample] = deque()
+        self._overview = Overview()
+        self._files = Listing[FileRow]("files by use", file_columns(0), "HEAT", id="files")
+        super().__init__(Sampling(daemon, interval_s, self.tell), self._overview, self._files)
+
+    def show(self, sample: Sample) -> None:
+        before = self._samples[-1] if self._samples else None
+        if before is not None and before.info["pid"] != sample.info["pid"]:
+            self.clear()
+            before = None
+        self._samples.append(sample)
+        while len(self._samples) > 2 and self._samples[1].taken_s <= sample.taken_s - WINDOW_S:
+            self._samples.popleft()
+        rates = None if before is None else Rates.between(before.info, sample.info)
+        if rates is not None:
+            lately = Rates.between(self._samples[0].info, sample.info) or rates
+            rates = rates.with_times_of(lately)
+        self._overview.show(sample, rates)
+        self._programs.show(program_rows(before, sample))
+        self._files.show([FileRow(each) for each in sample.files], file_columns(sample.info["page_bytes"]))
+
+    def clear(self) -> None:
+        self._samples.clear()
+        self._overview.reset()
+
+    def action_pin(self) -> None:
+        row = self._files.selected
+        if self._front is not self._files or row is None:
+            self.notify("choose a file: Tab leads to the files", severity="warning")
+            return
+        file = row.file
+        self._sampling.ask(lambda daemon: daemon.pin(file))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import libsym as sym
 from symphony.launcher.asking.listing import printable, user_name
-from symphony.views.rates import human_count
+from symphony.views.rates import human_count, human_time
 from symphony.views.reports import human_bytes
 
 Row = TypeVar("Row")
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,38 @@ class FileRow:
         return f"{self.file.path} {user_name(self.file.uid)} {'pinned' if self.file.pinned else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class MachineRow:
+    """Machine of a fleet."""
+
+    id: str
+    """Name of the machine."""
+    state: str
+    model: str
+    num_programs: int
+    tokens_per_s: float | None
+    """None: the machine has not told it."""
+    busy: float | None
+    """Share of the time in which steps were computed. None: the machine has not told it."""
+    load: Mapping[str, int] | None
+    """Load by etcd's record. None: the machine is not listed."""
+    free_bytes: int | None
+
+    @property
+    def words(self) -> str:
+        return f"{self.id} {self.state} {self.model}"
+
+
 def state_of(program: sym.ProgramInfo) -> str:
     """Return the state of a program, and the call in which it waits: `waiting for a lock (kv_lock)`."""
     if program.pid is None:
         return "starting"
     return f"{program.state} ({program.call})" if program.call else program.state
+
+
+def short_id(program: sym.ProgramInfo) -> str:
+    """Return the id of a program on its machine. In a fleet, the machine's name stands before it."""
+    return program.id.rpartition(":")[2]
 
 
 def _percent(part: float) -> str:
@@ -127,7 +155,7 @@ def program_columns() -> list[Column[ProgramRow]]:
         of("CALLS", 6, lambda each: human_count(each.usage.calls), lambda each: each.usage.calls, from_width=100),
         of("FAILED", 7, lambda each: human_count(each.usage.failed_calls), _failed, from_width=110),
         of("CONNS", 6, lambda each: str(each.connections), lambda each: each.connections, from_width=120),
-        of("ID", 8, lambda each: each.id, lambda each: each.id, is_text=True, from_width=132),
+        of("ID", 8, short_id, short_id, is_text=True, from_width=132),
     ]
 
 
@@ -163,6 +191,33 @@ def file_columns(page_bytes: int) -> list[Column[FileRow]]:
         of("TOKENS", 7, lambda each: human_count(each.tokens), lambda each: each.tokens, from_width=90),
         of("USER", 8, lambda each: user_name(each.uid), lambda each: user_name(each.uid), is_text=True, from_width=100),
     ]
+
+
+def machine_columns() -> list[Column[MachineRow]]:
+    """Return the columns of the table of machines, from left to right."""
+
+    def load(name: str) -> Callable[[MachineRow], int]:
+        return lambda row: -1 if row.load is None else row.load[name]
+
+    def time_of(name: str) -> Callable[[MachineRow], str]:
+        return lambda row: human_time(None if row.load is None else row.load[name] * 1e-6)
+
+    return [
+        Column("MACHINE", 10, lambda row: row.id, lambda row: row.id, is_text=True, grows=1),
+        Column("STATE", 14, lambda row: row.state, lambda row: row.state, is_text=True, grows=4),
+        Column("PROGRAMS", 8, lambda row: str(row.num_programs), lambda row: row.num_programs),
+        Column("TOK/S", 6, lambda row: _told(row.tokens_per_s, human_count), lambda row: row.tokens_per_s or 0),
+        Column("BUSY", 4, lambda row: _told(row.busy, _percent), lambda row: row.busy or 0),
+        Column("CALLS", 5, lambda row: "-" if row.load is None else str(row.load["calls"]), load("calls")),
+        Column("STEP", 7, time_of("step_us"), load("step_us"), from_width=90),
+        Column("BACKLOG", 7, time_of("backlog_us"), load("backlog_us"), from_width=100),
+        Column("FREE", 5, lambda row: _told(row.free_bytes, human_bytes), lambda row: row.free_bytes or 0),
+        Column("MODEL", 12, lambda row: row.model or "-", lambda row: row.model, is_text=True, from_width=120),
+    ]
+
+
+def _told(number: Number | None, text: Callable[[Number], str]) -> str:
+    return "-" if number is None else text(number)
 
 
 def cell(text: str) -> str:

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 KEYS = """\
-Tab        the other table: programs, files
+Tab        the other table
 s  S       sort by the next or the previous column; or click a heading
 r          reverse the order of the rows
 /          show only rows with these words; Esc: all of them

@@ -18,7 +18,9 @@ import libsym as sym
 from libsym.channel.socket_path import find_socket
 from libsym.errors import SymError
 from symphony.launcher.asking import client
+from symphony.launcher.asking.listing import OWN_NAME
 from symphony.launcher.common.places import Places, Refused, find_places
+from symphony.views.top.columns import ProgramRow
 
 NUM_FILES = 200
 
@@ -34,6 +36,24 @@ class Sample:
     isolation: Mapping[str, str]
     """Isolation of the programs of this user's launcher, by program id."""
     files: tuple[sym.HotFile, ...]
+
+
+def program_rows(before: Sample | None, now: Sample) -> list[ProgramRow]:
+    """Return a row for each program, with its rates since the previous sample. The rates of a new program are 0."""
+    was = {} if before is None else {each.id: each for each in before.programs}
+    seconds = 1.0 if before is None else max(now.taken_s - before.taken_s, 1e-3)
+    return [
+        _program_row(each, was.get(each.id, each), seconds, now.isolation.get(each.id, "")) for each in now.programs
+    ]
+
+
+def _program_row(now: sym.ProgramInfo, was: sym.ProgramInfo, seconds: float, isolation: str) -> ProgramRow:
+    return ProgramRow(
+        program=now,
+        isolation=isolation,
+        tokens_per_s=max(0.0, now.usage.tokens - was.usage.tokens) / seconds,
+        waiting=max(0.0, now.usage.queue_s - was.usage.queue_s) / seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +89,9 @@ class Daemon:
         """Take a sample. SymError: the daemon does not answer. Refused: the launcher does not answer as it should."""
         sym.connect(str(self.socket))
         me = sym.getpid()
-        programs = tuple(each for each in sym.programs() if each.pid != me)
+        programs = tuple(
+            each for each in sym.programs() if each.pid != me and (each.connections or each.name != OWN_NAME)
+        )
         self._ask_launcher({each.id for each in programs})
         files = tuple(sym.kv_hot(NUM_FILES))
         return Sample(time.monotonic(), sym.daemon_stat(), programs, self._isolation, files)

@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +21,15 @@ import pytest
 import libsym
 from libsym.errors import Invalid, NotConnected, SymError
 from symphony.cli import build_parser
-from symphony.commands import elsewhere
+from symphony.commands import elsewhere, fleet_samples
 from symphony.commands.elsewhere import SIGNALS, Elsewhere, act_elsewhere, run_in_fleet
+from symphony.commands.fleet_samples import Followed, Heard
 from symphony.fleet.cluster import Cluster, Connection, MachineLost
 from symphony.fleet.runner import Request, Runner
 from symphony.launcher.asking import listing
 from symphony.launcher.common.places import Refused
 from symphony.launcher.common.statuses import LOST
+from tests.symphony.launchers import eventually
 
 COMMAND = """
 import json, sys, time
@@ -37,6 +41,9 @@ if command == "run":
 elif command == "ps":
     print('[{"name": "long"}]')
     sys.exit("symphony: the daemon is away")
+elif command == "top":
+    print('{"rates": null, "programs": [{"name": "long"}]}', flush=True)
+    sys.exit("symphony: the daemon is away: trying again")
 elif words[-1] == "nobody":
     print("a warning", file=sys.stderr)
     print("symphony: no program nobody", file=sys.stderr)
@@ -340,6 +347,49 @@ def test_programs_of_a_machine_without_its_daemon_are_listed(cluster, monkeypatc
     written = capsys.readouterr()
     assert json.loads(written.out) == [{"name": "long", "machine": "west"}]
     assert written.err == "symphony: programs are missing: west: the daemon is away\n"
+
+
+def test_top_says_of_each_machine_why_it_has_no_programs(cluster, monkeypatch):
+    cluster.ray.util = SimpleNamespace(list_named_actors=lambda: ["west", "east", "north", "silent"])
+    monkeypatch.setattr(fleet_samples, "LOOK_S", 600)
+    followed = Followed("east", 1.0)
+    assert followed.news_of("west") == (None, "")
+    assert followed.trouble == "Ray is being asked"
+    threading.Thread(target=followed.run, daemon=True).start()
+    for name, trouble in (
+        ("west", "the daemon is away: trying again"),
+        ("north", "does not answer: the actor died"),
+        ("silent", "does not answer"),
+        ("south", "not in your Ray cluster"),
+    ):
+        eventually(lambda name=name, trouble=trouble: followed.news_of(name) == (None, trouble))
+    assert followed.trouble == ""
+
+
+def test_a_machine_whose_samples_stop_does_not_answer():
+    followed = Followed("east", 1.0)
+    machine = followed.machines["west"] = Heard({"rates": None, "programs": []}, time.monotonic())
+    assert followed.news_of("west") == ({"rates": None, "programs": []}, "")
+    machine.heard_s -= 7
+    assert followed.news_of("west") == (None, "no answer for 7 s")
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_line_of_top_has_all_machines_of_the_fleet_and_says_whose_each_program_is(is_away):
+    followed = Followed("east", 1.0)
+    followed.trouble = ""
+    facts = {"rates": {"tokens_per_s": 5.0}, "programs": [{"name": "long"}]}
+    followed.machines["west"] = Heard(facts, time.monotonic())
+    listed = {"east": {"model": "tiny", "free_bytes": 7, "load": None}, "west": {"model": "tiny", "free_bytes": 8}}
+    fleet = {"name": "f", "machine": "east", "trouble": "", "machines": listed, "drained": ["west", "old"]}
+    found = fleet_samples.line(fleet, None if is_away else facts, "it is away" if is_away else "", followed)
+    east = {"state": "", "trouble": "it is away"} if is_away else {"state": "serves", "trouble": ""}
+    assert {name: found["machines"]["east"][name] for name in east} == east
+    states = {name: (each["state"], each["trouble"], each["num_programs"]) for name, each in found["machines"].items()}
+    assert states["west"] == ("drained", "", 1)
+    assert states["old"] == ("drained, away", "not in your Ray cluster", 0)
+    assert [each["machine"] for each in found["programs"]] == ["west"] if is_away else ["east", "west"]
+    assert found["troubles"] == (["it is away"] if is_away else [])
 
 
 @pytest.mark.parametrize(

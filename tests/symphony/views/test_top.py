@@ -1,6 +1,7 @@
 """`symphony top` on a real daemon: its display, its keys, and daemons that go."""
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -16,7 +17,8 @@ from textual.widgets import Input, Static
 
 import libsym as sym
 from symphony.views.top.app import Top
-from symphony.views.top.columns import PADDING, file_columns, fitting, program_columns
+from symphony.views.top.columns import PADDING, file_columns, fitting, machine_columns, program_columns
+from symphony.views.top.fleet import FleetTop
 from symphony.views.top.questions import Confirm, Keys
 from symphony.views.top.sampling import Daemon as Asked
 from tests.symphony.daemons import SYMPHONY
@@ -120,12 +122,11 @@ class Looking:
         return [str(column.label) for column in table.ordered_columns]
 
 
-def look(scenario, size=LARGE):
+def look(scenario, size=LARGE, app=lambda: Top(Asked(None), 0.25)):
     """Run a scenario with a `top` of this process."""
 
     async def main():
-        app = Top(Asked(None), 0.25)
-        async with app.run_test(size=size) as pilot:
+        async with app().run_test(size=size) as pilot:
             await asyncio.wait_for(scenario(Looking(pilot)), 2 * WITHIN_S)
 
     asyncio.run(main())
@@ -266,7 +267,7 @@ def test_on_a_small_terminal_one_table_is_there_and_on_a_large_one_both(seen):
 
 def test_the_columns_take_no_more_than_the_width():
     columns: Any
-    for columns in (program_columns(), file_columns(4096)):
+    for columns in (program_columns(), file_columns(4096), machine_columns()):
         for width in range(78, 200):
             assert sum(each.width + 2 * PADDING for each in fitting(columns, width)) <= width
 
@@ -319,9 +320,102 @@ def test_on_a_real_terminal_it_comes_and_leaves_the_screen_as_it_was(seen):
     assert b"\x1b[?1049l" in text
 
 
+SAMPLE = {
+    "fleet": "default",
+    "machine": "east",
+    "troubles": [],
+    "machines": {
+        "east": {"state": "serves", "trouble": "", "rates": {"tokens_per_s": 7.0, "busy": 0.5}, "num_programs": 1},
+        "west": {"state": "", "trouble": "no answer for 9 s", "rates": None, "num_programs": 0},
+    },
+    "programs": [
+        {"id": "1a", "name": "app", "pid": 7, "machine": machine, "tokens_per_s": rate, "waiting": 0.0, "isolation": ""}
+        for machine, rate in (("east", 3.0), ("north", 4.0))
+    ],
+}
+for machine in SAMPLE["machines"].values():
+    machine |= {"model": "tiny", "free_bytes": 1 << 30, "load": None}
+PRINTS = """
+import sys, time
+from pathlib import Path
+asked, told = Path("{directory}", "asked"), Path("{directory}", "told")
+with asked.open("a") as file:
+    print(*sys.argv[1:], file=file)
+if sys.argv[1] == "kill":
+    sys.exit("symphony: north does not answer" if "15" in sys.argv else 0)
+sys.stdout.write(told.read_text())
+sys.stdout.flush()
+if "troubles" in told.read_text():
+    time.sleep(600)
+sys.exit("symphony: Ray at 10.0.0.1:6379 does not answer")
+"""
+"""Stand-in for `symphony top --fleet --json`, and for `symphony kill`."""
+
+
+@pytest.mark.slow
+def test_a_fleet_is_shown_by_machines_and_programs_and_its_screen_outlives_what_it_asks(tmp_path, monkeypatch):
+    (tmp_path / "told").write_text(json.dumps(SAMPLE) + "\n")
+    (tmp_path / "prints.py").write_text(PRINTS.format(directory=tmp_path))
+    monkeypatch.setattr("symphony.views.top.fleet._SYMPHONY", (sys.executable, "-SE", tmp_path / "prints.py"))
+
+    async def scenario(top):
+        machines = top.app._second
+        await top.until(lambda: top.programs == ["north:app", "east:app"])
+        shown = [(row.id, row.state) for row in machines.shown]
+        assert shown == [("east", "serves"), ("west", "no answer for 9 s")]
+        assert "2 programs on 2 machines, 7 tokens/s" in str(top.app.query_one("#fleet", Static).content)
+        for key, note in (("k", "north does not answer"), ("K", "KILL was sent to north:app")):
+            top.press(key)
+            await top.until(lambda: isinstance(top.app.screen, Confirm))
+            top.press("y")
+            await top.until(lambda note=note: note in top.notes)
+        top.press("down")
+        await top.until(lambda: top.app._programs.selected.id == "east:1a")
+        top.press("K")
+        await top.until(lambda: isinstance(top.app.screen, Confirm))
+        top.press("y")
+        await top.until(lambda: "KILL was sent to east:app" in top.notes)
+        (tmp_path / "told").write_text(json.dumps(SAMPLE | {"troubles": ["Ray does not answer"]}) + "\n")
+        top.press("plus")
+        await top.until(lambda: top.banner == "Ray does not answer")
+        (tmp_path / "told").write_text("")
+        top.press("minus")
+        await top.until(lambda: top.banner == "Ray at 10.0.0.1:6379 does not answer: trying again")
+        assert (top.programs, machines.shown) == ([], [])
+
+    look(scenario, app=lambda: FleetTop(Path("/the.socket"), 0.5))
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[:4] == [
+        "top --fleet --json --interval 0.5 --socket /the.socket",
+        "kill --signal 15 --socket /the.socket -- north:1a",
+        "kill --signal 9 --socket /the.socket -- north:1a",
+        "kill --signal 9 --socket /the.socket -- 1a",
+    ]
+    assert asked[4].startswith("top --fleet --json --interval 0.2")
+
+
+@pytest.mark.slow
+def test_samples_are_printed_as_json_for_scripts(programs, seen):
+    process = subprocess.Popen([*SYMPHONY, "top", "--json", "--interval", "0.1"], env=seen.environment, **PIPES)
+    try:
+        first, second = (json.loads(process.stdout.readline()) for _ in range(2))
+        assert first["rates"] is None
+        assert second["rates"]["tokens_per_s"] == 0
+        found = {each["name"]: (each["usage"]["tokens"], each["isolation"]) for each in second["programs"]}
+        assert (found["many"], found["few"]) == ((300, "none"), (30, "none"))
+    finally:
+        process.terminate()
+        process.communicate()
+    done = seen.symphony("top", "--fleet", "--json", check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "symphony: this daemon is in no fleet: see `etcd` in symphony.toml(5)\n",
+    )
+
+
 @pytest.mark.slow
 def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
-    needs = "symphony: symphony top needs a terminal; without one there is symphony stat --watch\n"
+    needs = "symphony: symphony top needs a terminal; without one there are symphony top --json and stat --watch\n"
     lacks = "this needs textual, which the base installation lacks: pip install 'symphony-os[server]'"
     for term, is_terminal, told in (("xterm", False, needs), ("dumb", True, needs), ("xterm", True, lacks)):
         source = (
