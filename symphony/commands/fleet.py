@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,16 @@ def add_fleet(commands: Commands) -> None:
     up = parts.add_parser("up", help="run Ray on the first machine, for symphony run --fleet")
     join = parts.add_parser("join", help="run Ray on another machine of the fleet")
     join.add_argument("head", metavar="ADDRESS", help="address of the first machine, as HOST:PORT")
+    way = join.add_mutually_exclusive_group(required=True)
+    way.add_argument(
+        "--running", action="store_true", help="start no Ray: the one that runs here is in a cluster there"
+    )
+    up.add_argument("--listen", metavar="HOST[:PORT]", required=True, help="address of this machine for Ray")
+    way.add_argument("--listen", metavar="HOST", help="address of this machine for Ray")
     for each in (up, join):
         add_socket(each)
-        each.add_argument("--listen", metavar="HOST[:PORT]", required=True, help="address of this machine for Ray")
         each.set_defaults(action=_node)
-    up.set_defaults(head=None)
+    up.set_defaults(head=None, running=False)
 
 
 def _machine(text: str) -> str:
@@ -163,11 +169,15 @@ def _place(args: argparse.Namespace) -> int:
 
 
 def _node(args: argparse.Namespace) -> int:
-    from symphony.fleet.cluster import Cluster, serve_node  # noqa: PLC0415 - only fleets need it
+    from symphony.fleet.cluster import Cluster, serve_node, serve_runner  # noqa: PLC0415 - only fleets need it
 
     connect(args)
     found = libsym.daemon_stat()
     if found.get("fleet") is None:
         raise NotFound("this daemon is in no fleet: see `etcd` in symphony.toml(5)")
     libsym.close()
-    return serve_node(Cluster.of_user(), found["fleet"]["machine"], found["socket"], args.listen, args.head)
+    machine, directory = found["fleet"]["machine"], Cluster.of_user().directory
+    if args.running:
+        theirs = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+        return serve_runner(Cluster(directory, theirs), machine, found["socket"], args.head)
+    return serve_node(Cluster(directory), machine, found["socket"], args.listen, args.head)

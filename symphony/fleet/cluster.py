@@ -28,7 +28,7 @@ from typing import Any, TextIO
 
 from libsym.errors import Invalid, NotConnected, NotFound, SymError
 from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY, private
-from symphony.fleet.runner import Request, Runner
+from symphony.fleet.runner import ERRORS, OUTPUT, STATUS, Request, Runner
 from symphony.launcher.common.places import find_places, make
 from symphony.launcher.machine.system import die_with_parent
 from symphony.settings.kinds import address
@@ -40,6 +40,8 @@ END_S = 3.0
 """Time that Ray gets to end."""
 PROBE_S = 5.0
 """Time in which the first machine must take a connection."""
+LOOK_S = 10.0
+"""Time between two looks at a runner on a Ray that runs without Symphony."""
 ANSWER_S = 30.0
 """Time in which a runner must take a command. Ray itself would wait for ever for a machine that has died."""
 STORE_BYTES = 80 << 20
@@ -49,16 +51,18 @@ MAX_CALLS = 256
 MAX_EVENTS = 64
 """Maximum number of a command's outputs that are under way. Then the command waits, as at a full pipe."""
 _QUIET = {"log_to_driver": False, "logging_level": "CRITICAL", "configure_logging": True}
+_QUIETLY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that asks after the end of the connection joins any cluster
+}
 _SETTINGS = {
     "RAY_AUTH_MODE": "token",
     "RAY_USE_TLS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that asks after the end of the connection joins any cluster
+    **_QUIETLY,
     "RAY_worker_niceness": "0",  # else a launcher that the runner starts, and all its programs, have a niceness of 15
     "RAY_memory_monitor_refresh_ms": "0",  # else Ray ends its runner when the daemon has filled the memory
     "RAY_ROTATION_MAX_BYTES": str(1 << 20),
     "RAY_ROTATION_BACKUP_COUNT": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else programs without a sandbox see no GPU
 }
 _CONNECTING = {"RAY_gcs_server_port_wait_time_s": "5"}
 """Attempts, one a second, after which the token counts as refused. Ray itself would make 20."""
@@ -69,12 +73,16 @@ class Cluster:
     """The files of a user's cluster on this machine."""
 
     directory: Path
+    theirs: dict[str, str] | None = None
+    """Ray's variables for a cluster that runs without Symphony. None: Symphony's commands run Ray, by the token."""
 
     @classmethod
     def of_user(cls) -> Cluster:
         """Return the cluster of this process's user."""
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return cls(Path(state) / "symphony" / "fleet")
+        directory = Path(state) / "symphony" / "fleet"
+        noted = directory / _RUNNING
+        return cls(directory, json.loads(noted.read_text()) if noted.exists() else None)
 
     @property
     def token(self) -> Path:
@@ -94,8 +102,13 @@ class Cluster:
         new.unlink()
 
     def note(self, where: str) -> None:
-        """Note the address of the first machine, for the programs that are submitted here."""
+        """Note the cluster, for the programs that are submitted here. `where`: the address of the first machine."""
         (self.directory / "address").write_text(where)
+        if self.theirs is None:
+            (self.directory / _RUNNING).unlink(missing_ok=True)
+            return
+        with open(self.directory / _RUNNING, "w", opener=private) as file:
+            json.dump(self.theirs, file)
 
     @property
     def keys(self) -> Path:
@@ -104,6 +117,8 @@ class Cluster:
 
     def environment(self) -> dict[str, str]:
         """Return the variables for Ray. NotFound, Invalid: there is no token that only the user may read."""
+        if self.theirs is not None:
+            return {**self.theirs, **_QUIETLY}
         try:
             found = self.token.stat()
         except OSError:
@@ -136,7 +151,8 @@ class Cluster:
     def first_machine(self) -> str | None:
         """Return the address of the first machine. None: this machine is in no cluster."""
         noted = self.directory / "address"
-        return noted.read_text() if noted.exists() and (self.keys / _HOST).exists() else None
+        is_known = self.theirs is not None or (self.keys / _HOST).exists()
+        return noted.read_text() if noted.exists() and is_known else None
 
     def connected(self, where: str | None = None) -> Any:
         """Connect to the cluster, and return the module `ray`. NotConnected: Ray does not answer."""
@@ -147,12 +163,16 @@ class Cluster:
         self.probe(where)
         try:
             os.environ.update(_CONNECTING)
-            host = (self.keys / _HOST).read_text()
+            host = (self.keys / _HOST).read_text() if self.theirs is None else None
             ray.init(where, namespace=NAMESPACE, _node_ip_address=host, **_QUIET)
         except UnicodeEncodeError:
             raise Invalid("Ray takes no command line that is not UTF-8") from None
         except (OSError, RuntimeError, ValueError) as error:
-            raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
+            cause = error.__cause__ or error
+            if "Version mismatch" in str(cause):
+                versions = " ".join(str(cause).split())
+                raise NotConnected(f"Ray at {where} and Ray here must have equal versions: {versions}") from None
+            raise NotConnected(f"Ray at {where} does not answer: {_one_line(cause)}") from None
         return ray
 
     def probe(self, where: str) -> None:
@@ -162,23 +182,38 @@ class Cluster:
         """
         try:
             host, port = address(where)
-            context = ssl.create_default_context(cafile=self.keys / AUTHORITY)
-            context.load_cert_chain(self.keys / CERTIFICATE, self.keys / KEY)
-            context.set_alpn_protocols(["h2"])
-            with create_connection((host, port), PROBE_S) as plain, context.wrap_socket(plain, server_hostname=host):
-                pass
+            tls = self._tls()
+            with create_connection((host, port), PROBE_S) as plain:
+                if tls is None:
+                    plain.sendall(_HTTP2)
+                    if plain.recv(4)[3:] != b"\x04":  # a frame with settings
+                        raise NotConnected(f"Ray at {where} uses TLS: set RAY_USE_TLS=1 and the variables of its keys")
+                else:
+                    tls.wrap_socket(plain, server_hostname=host).close()
         except ssl.SSLCertVerificationError as error:
             raise NotConnected(f"Ray at {where} shows no certificate of this token: {error.verify_message}") from None
         except (OSError, ValueError) as error:
             raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
 
+    def _tls(self) -> ssl.SSLContext | None:
+        """Return the context with the keys of this machine. None: the cluster uses no TLS."""
+        files = [str(self.keys / each) for each in (AUTHORITY, CERTIFICATE, KEY)]
+        if self.theirs is not None:
+            if self.theirs.get("RAY_USE_TLS", "0").lower() not in {"1", "true"}:
+                return None
+            files = [self.theirs.get(f"RAY_TLS_{each}", "") for each in ("CA_CERT", "SERVER_CERT", "SERVER_KEY")]
+        context = ssl.create_default_context(cafile=files[0])
+        context.load_cert_chain(files[1], files[2])
+        context.set_alpn_protocols(["h2"])
+        return context
+
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
+    def connection(self, where: str | None = None) -> Iterator[Connection]:
         """Connect to the cluster for a while. NotConnected: Ray does not answer.
 
         Ray prints messages of its own to standard output, for instance when a machine dies. They go to standard error.
         """
-        ray, out = self.connected(), sys.stdout
+        ray, out = self.connected(where), sys.stdout
         try:
             with redirect_stdout(sys.stderr):
                 yield Connection(ray, out)
@@ -186,8 +221,12 @@ class Cluster:
             ray.shutdown()
 
 
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""First bytes of a client of HTTP/2: a preface, and a frame with no settings."""
 _HOST = "host"
 """File beside the keys: the address at which Ray listens here, for which the certificate is."""
+_RUNNING = "running"
+"""File with the variables of a cluster that runs without Symphony."""
 _RESOURCE = "symphony-"
 """Beginning of the resource by which Ray knows a machine. The machine's name follows."""
 
@@ -204,7 +243,7 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
     from symphony.fleet.keys import make_keys_of_token  # noqa: PLC0415 - `fleet status` needs no package of the extra
 
     host, where = _addresses(listen, head)
-    directory = _directory(socket)
+    directory, variables = _directory(socket), _variables(socket)
     if head is None:
         cluster.make_token()
     cluster.imported()
@@ -216,20 +255,24 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
             if head is not None:
                 cluster.probe(where)
             shutil.rmtree(directory, ignore_errors=True)  # of a Ray that was killed
-            environment = {**os.environ, "SYMPHONY_SOCKET": socket}
             node = subprocess.Popen(
                 _words(machine, host, where, directory, is_first=head is None),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[lock],  # Ray lives on for a while if this process is killed
                 start_new_session=True,
-                env=environment,
                 preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - no thread has begun
             )
             try:
                 # before Ray has this socket, its own connecting would wait for half a minute
                 _wait(cluster, node, machine, lambda: any(directory.glob("session_2*/sockets/raylet*")))
-                status = _serve(cluster, node, where, machine, find_places(socket).programs)
+                with cluster.connection(where) as connection:
+                    options = {"lifetime": "detached", "get_if_exists": True}
+                    _runner(connection.ray, cluster, machine, variables, f"{_RESOURCE}{machine}", **options)
+                _end_by_signals()  # Ray has put its own handler in place of ours
+                cluster.note(where)
+                print(f"symphony: {machine} is in the Ray cluster at {where}", flush=True)
+                status = node.wait()
             finally:
                 _end(node)
                 shutil.rmtree(directory, ignore_errors=True)
@@ -238,13 +281,72 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
     raise SymError(f"Ray has ended with {status}: see {cluster.log_of(machine)}")
 
 
-def _serve(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str, programs: Path) -> int:
-    """Make the runner of this machine, and return Ray's exit status when it ends."""
-    _make_runner(cluster, node, where, machine, programs)
-    _end_by_signals()  # Ray has put its own handler in place of ours
-    cluster.note(where)
-    print(f"symphony: {machine} is in the Ray cluster at {where}", flush=True)
-    return node.wait()
+def serve_runner(cluster: Cluster, machine: str, socket: str, where: str) -> int:
+    """Have the Ray that runs on this machine run commands here, until a signal arrives. `where`: address of the first
+    machine of its cluster. The runner ends with this process.
+    """
+    try:
+        address(where)
+    except ValueError:
+        raise Invalid(f"{where} is no HOST:PORT") from None
+    variables = _variables(socket)
+    cluster.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        _end_by_signals()
+        with _lock(_directory(socket), machine), cluster.connection(where) as connection:
+            _end_by_signals()
+            ray = connection.ray
+            runner = _runner(ray, cluster, machine, variables, f"node:{ray.util.get_node_ip_address()}")
+            _try(connection, machine)
+            cluster.note(where)
+            print(f"symphony: {machine} is in the Ray cluster at {where}", file=connection.out, flush=True)
+            while True:
+                time.sleep(LOOK_S)
+                cluster.probe(where)  # else Ray would end this process after a minute
+                _await(ray, runner, machine, ANSWER_S)
+    except _Over:
+        return 0
+
+
+def _runner(
+    ray: Any, cluster: Cluster, machine: str, variables: dict[str, str], resource: str, **options: object
+) -> Any:
+    """Make the actor of this machine, where Ray has the resource. Invalid: the cluster has a machine of this name."""
+    options |= {"name": machine, "namespace": NAMESPACE, "resources": {resource: 0.001}, "num_cpus": 0}
+    programs, sent = find_places(variables["SYMPHONY_SOCKET"]).programs, cluster.directory / f"programs-{machine}"
+    actor = ray.remote(Runner).options(**options, max_restarts=-1, max_concurrency=MAX_CALLS)
+    try:
+        runner = actor.remote(str(sent), str(programs), variables)
+    except ValueError:
+        raise Invalid(f"the Ray cluster has a machine {machine} already") from None
+    _await(ray, runner, machine, START_S)
+    return runner
+
+
+def _await(ray: Any, runner: Any, machine: str, within_s: float) -> None:
+    """Wait until a runner answers. NotConnected: it does not answer in time, or has ended."""
+    ready = runner.__ray_ready__.remote()
+    try:
+        if not ray.wait([ready], timeout=within_s)[0]:
+            raise NotConnected(f"Ray on {machine} does not answer")
+        ray.get(ready)
+    except ray.exceptions.RayError as error:
+        raise NotConnected(f"Ray on {machine} can't run Symphony: {str(error).strip().splitlines()[-1]}") from None
+
+
+def _try(connection: Connection, machine: str) -> None:
+    """Have the runner ask its daemon. NotConnected: Ray can't reach it. SymError: Ray belongs to another uid."""
+    written = {STATUS: b"", OUTPUT: b"", ERRORS: b""}
+    for stream, content in Remote(connection, machine).call(Request(os.getuid(), ("stat",))):
+        written[stream] += content
+    if int(written[STATUS]):
+        raise NotConnected(f"Ray on {machine} reaches no daemon: {written[ERRORS].decode(errors='replace').strip()}")
+
+
+def _variables(socket: str) -> dict[str, str]:
+    """Return the variables for commands that other machines send: those of this process, without Ray's."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**own, "SYMPHONY_SOCKET": socket}
 
 
 class _Over(Exception):  # noqa: N818 - the way in which Ray should end
@@ -342,20 +444,6 @@ def _wait(cluster: Cluster, node: subprocess.Popen[bytes], machine: str, is_read
         if node.poll() is not None or time.monotonic() > ends_s:
             raise NotConnected(f"Ray does not start on {machine}: see {cluster.log_of(machine)}")
         time.sleep(PAUSE_S)
-
-
-def _make_runner(cluster: Cluster, node: subprocess.Popen[bytes], where: str, machine: str, programs: Path) -> None:
-    """Make the actor of this machine, or find the one that Ray has started again."""
-    ray = cluster.connected(where)
-    options = {
-        "name": machine, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "max_restarts": -1,
-        "num_cpus": 0, "resources": {f"{_RESOURCE}{machine}": 0.001}, "max_concurrency": MAX_CALLS,
-    }  # fmt: skip
-    runner = ray.remote(Runner).options(**options).remote(str(cluster.directory / f"programs-{machine}"), str(programs))
-    ready = runner.__ray_ready__.remote()
-    _wait(cluster, node, machine, lambda: bool(ray.wait([ready], timeout=0)[0]))
-    ray.get(ready)
-    ray.shutdown()
 
 
 # ---- commands on other machines

@@ -25,8 +25,6 @@ HEARTBEAT_S = 10.0
 """Pause of a command's output after which Ray looks whether the caller is there. If not, the command ends."""
 FORGOTTEN_S = 600.0
 """Age at which the file of a program that the launcher does not know is removed."""
-_OF_RAY = ("PYTHONBREAKPOINT", "OMP_NUM_THREADS", "SPT_NOENV")
-"""Variables that Ray sets for its workers, beside those that begin with RAY_."""
 
 STATUS, OUTPUT, ERRORS = 0, 1, 2
 """Streams of a command: its exit status as digits, which comes last, standard output, and standard error."""
@@ -60,10 +58,13 @@ class Request:
 class Runner:
     """Runs a user's commands on one machine."""
 
-    def __init__(self, directory: str, programs: str) -> None:
-        """`directory`: where the files of programs are kept. `programs`: where the launcher keeps its programs."""
+    def __init__(self, directory: str, programs: str, variables: dict[str, str]) -> None:
+        """`directory`: where the files of programs are kept. `programs`: where the launcher keeps its programs.
+        `variables`: the commands' environment. That of this process is Ray's.
+        """
         self._directory = Path(directory)
         self._programs = Path(programs)
+        self._variables = variables
         self._keeping = threading.Lock()  # Ray calls in several threads
 
     def call(self, request: Request) -> Generator[tuple[int, bytes], None, None]:
@@ -82,11 +83,7 @@ class Runner:
             subprocess.Popen(
                 [*SYMPHONY, *request.words],
                 cwd=where,
-                env={
-                    name: value
-                    for name, value in os.environ.items()
-                    if not name.startswith("RAY_") and name not in _OF_RAY
-                },
+                env=self._variables,
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -31,7 +31,7 @@ class Rays:
         self._stack, self._directory = stack, directory
         self.head = f"127.0.0.2:{free_port()}"
         self._processes = {}
-        fleet = Fleet(directory, stack)
+        self._fleet = fleet = Fleet(directory, stack)
         self.east = self._start(fleet, "east")
         self._begin("east", "up", "--listen", self.head)
         self.west = self._start(fleet, "west")  # while Ray starts on east
@@ -41,6 +41,16 @@ class Rays:
         by_name = self.head.replace("127.0.0.2", "127.2")  # the certificate is for the address that it stands for
         self._begin("west", "join", by_name, "--listen", "127.0.0.3")
         self._wait_for("west")
+
+    def start_beside(self, name):
+        """Start a machine on which Ray runs already: here that of east. Return its daemon, and what Ray needs."""
+        daemon = self._start(self._fleet, name)
+        keys = next(self.files("east").glob("keys-*"))
+        names = {"CA_CERT": "ca.pem", "SERVER_CERT": "machine.pem", "SERVER_KEY": "machine.key"}
+        daemon.environment |= {f"RAY_TLS_{each}": str(keys / file) for each, file in names.items()}
+        daemon.environment |= {"RAY_USE_TLS": "1", "RAY_AUTH_MODE": "token"}
+        daemon.environment["RAY_AUTH_TOKEN_PATH"] = str(self.files("east") / "token")
+        return daemon
 
     def files(self, name):
         return self._directory / f"{name}-state" / "symphony" / "fleet"
@@ -189,7 +199,7 @@ def programs_of_top(daemon):
     """The programs that `top --fleet` shows when it has heard of the machine west."""
     command = [*SYMPHONY, "top", "--fleet", "--json", "--interval", "0.5"]
     with subprocess.Popen(command, env=daemon.environment, stdout=subprocess.PIPE, text=True) as process:
-        samples = (json.loads(line) for line in process.stdout)
+        samples = (json.loads(line) for line in iter(lambda: line_of(process.stdout), ""))
         heard = next(each for each in samples if each["machines"]["west"]["rates"])
         process.terminate()
     assert heard["troubles"] == []
@@ -228,6 +238,35 @@ def test_the_sockets_of_ray_are_the_users_alone(rays):
 def test_a_second_ray_of_a_user_on_a_machine_is_refused(rays):
     done = rays.west.symphony("fleet", "join", "10.0.0.1:6379", "--listen", "10.0.0.2", check=False)
     assert (done.returncode, done.stderr) == (1, "symphony: your Ray runs already on west\n")
+
+
+def test_a_ray_that_runs_already_runs_programs_until_its_machine_leaves(rays, long):
+    north = rays.start_beside("north")
+    words = ("fleet", "join", rays.head, "--running")
+    with subprocess.Popen([*SYMPHONY, *words], env=north.environment, **PIPES) as joined:
+        assert line_of(joined.stdout) == f"symphony: north is in the Ray cluster at {rays.head}\n"
+        again = north.symphony(*words, check=False)
+        assert (again.returncode, again.stderr) == (1, "symphony: your Ray runs already on north\n")
+        name = rays.east.symphony("run", "--on", "north", "--detach", long).stdout.strip()
+        there = {each: value for each, value in north.environment.items() if not each.startswith("RAY_")}
+        command = [*SYMPHONY, "kill", name.replace("north:", "")]
+        eventually(lambda: "begun" in north.symphony("logs", name.removeprefix("north:")).stdout, WITHIN_S)
+        subprocess.run(command, env=there, check=True, timeout=WITHIN_S)
+        done = subprocess.run(
+            [*SYMPHONY, "run", "--on", "west", "ask", "--help"],
+            env=there,
+            check=False,
+            capture_output=True,
+            timeout=WITHIN_S,
+        )
+        assert done.returncode == 0, done.stderr
+        joined.terminate()
+        assert joined.wait(WITHIN_S) == 0
+    refused = north.symphony(*words, check=False)
+    assert refused.stderr.startswith(f"symphony: Ray at {rays.head} uses TLS: set RAY_USE_TLS=1"), refused.stderr
+    gone = rays.east.symphony("run", "--on", "north", long, check=False)
+    assert "north is not in your Ray cluster" in gone.stderr
+    assert stat.S_IMODE((rays.files("north") / "running").stat().st_mode) == 0o600
 
 
 PARENT = """

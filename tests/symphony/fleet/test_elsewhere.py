@@ -80,7 +80,7 @@ class StandIn:
         self.asked = list[tuple[str, ...]]()
         self.at_run = list[int]()
         """Signals that arrive when a program is submitted."""
-        self._runner = Runner(str(directory), str(directory / "programs"))
+        self._runner = Runner(str(directory), str(directory / "programs"), dict(os.environ))
         self.cancelled = list[Any]()
 
     def get_actor(self, name: str, *, namespace: str) -> Actor:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -21,8 +22,9 @@ from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
 from symphony.fleet.runner import ERRORS, OUTPUT, STATUS, Request, Runner, Source, run_options
 
 
-def runner_in(directory: Path) -> Runner:
-    return Runner(str(directory / "sent"), str(directory / "programs"))
+def runner_in(directory: Path, **variables: str) -> Runner:
+    own = {name: value for name, value in os.environ.items() if name != "COLOR"}
+    return Runner(str(directory / "sent"), str(directory / "programs"), {**own, **variables})
 
 
 def done(runner: Runner, *words: str, uid: int | None = None, source: Source | None = None) -> dict[int, bytes]:
@@ -87,13 +89,14 @@ def test_a_command_reads_its_input_from_a_file(tmp_path: Path, monkeypatch):
     assert b"".join(chunk for stream, chunk in events if stream == OUTPUT) == content
 
 
-def test_commands_do_not_see_the_variables_of_ray(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/token")
+def test_commands_have_the_variables_with_which_their_machine_joined(tmp_path: Path, monkeypatch):
+    runner = runner_in(tmp_path, PATH="/bin", COLOR="blue")
+    monkeypatch.setenv("COLOR", "red")
     monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")
-    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("env",))
-    names = {line.partition(b"=")[0] for line in done(runner_in(tmp_path))[OUTPUT].splitlines()}
-    assert b"PATH" in names
-    assert names & {b"RAY_AUTH_TOKEN_PATH", b"PYTHONBREAKPOINT"} == set()
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("/bin/env",))
+    found = done(runner)[OUTPUT].splitlines()
+    assert {b"PATH=/bin", b"COLOR=blue"} <= {*found}
+    assert not [each for each in found if each.startswith(b"PYTHONBREAKPOINT")]
 
 
 def test_a_command_ends_when_its_caller_goes(tmp_path: Path, monkeypatch):
@@ -182,6 +185,11 @@ def test_a_machine_without_the_extra_fleet_can_look_for_a_cluster():
     [
         (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates"), Invalid, "no command line that is not UTF-8"),
         (RuntimeError("busy\nfor long"), NotConnected, "^Ray at .* does not answer: busy$"),
+        (
+            RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.49.1\n    Python: 3.11.2\n"),
+            NotConnected,
+            "^Ray at .* and Ray here must have equal versions: .* Ray: 2.49.1 Python: 3.11.2$",
+        ),
     ],
 )
 def test_an_error_of_ray_is_one_line(tmp_path: Path, monkeypatch, raised, error, text):
@@ -198,6 +206,57 @@ def test_an_error_of_ray_is_one_line(tmp_path: Path, monkeypatch, raised, error,
     monkeypatch.setattr(Cluster, "probe", lambda _cluster, _where: None)
     with pytest.raises(error, match=text):
         cluster.connected("10.0.0.1:6379")
+
+
+def test_a_cluster_that_runs_without_symphony_has_the_variables_with_which_this_machine_joined(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    cluster = replace(Cluster.of_user(), theirs={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"})
+    cluster.directory.mkdir(parents=True)
+    cluster.note("10.0.0.1:6379")
+    assert Cluster.of_user() == cluster
+    assert (cluster.directory / "running").stat().st_mode & 0o777 == 0o600
+    assert cluster.first_machine() == "10.0.0.1:6379"
+    monkeypatch.setattr(os, "environ", {"RAY_USE_TLS": "1", "PATH": "/bin"})
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    cluster.imported()
+    assert {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "secret",
+        "RAY_ENABLE_AUTO_CONNECT": "0",
+    }.items() <= os.environ.items()
+    assert "RAY_USE_TLS" not in os.environ
+    own = replace(cluster, theirs=None)
+    own.note("10.0.0.2:6379")
+    assert Cluster(cluster.directory).first_machine() is None, "no machine here has keys"
+    assert not (cluster.directory / "running").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [(bytes((0, 0, 18, 4, 0)), None), (b"\x15\x03\x01\x00\x02", "uses TLS: set RAY_USE_TLS=1"), (b"", "uses TLS")],
+)
+def test_a_cluster_that_was_there_answers_over_http2_or_uses_tls(tmp_path, answer, trouble):
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            taken, _ = listening.accept()
+            with taken:
+                taken.recv(64)
+                taken.sendall(answer)
+
+        served = pool.submit(serve)
+        where = f"127.0.0.1:{listening.getsockname()[1]}"
+        if trouble is None:
+            Cluster(tmp_path, {}).probe(where)
+        else:
+            with pytest.raises(NotConnected, match=trouble):
+                Cluster(tmp_path, {}).probe(where)
+        served.result()
+
+
+def test_a_cluster_with_tls_needs_its_keys(tmp_path):
+    with pytest.raises(NotConnected, match=r"^Ray at 10\.0\.0\.1:6379 does not answer: .*No such file"):
+        Cluster(tmp_path, {"RAY_USE_TLS": "1"}).probe("10.0.0.1:6379")
 
 
 def test_ray_encrypts_with_the_keys_of_this_machine(tmp_path: Path):

@@ -320,7 +320,7 @@ def test_on_a_real_terminal_it_comes_and_leaves_the_screen_as_it_was(seen):
     assert b"\x1b[?1049l" in text
 
 
-SAMPLE = {
+SAMPLE: dict[str, Any] = {
     "fleet": "default",
     "machine": "east",
     "troubles": [],
@@ -396,7 +396,8 @@ def test_a_fleet_is_shown_by_machines_and_programs_and_its_screen_outlives_what_
 
 @pytest.mark.slow
 def test_samples_are_printed_as_json_for_scripts(programs, seen):
-    process = subprocess.Popen([*SYMPHONY, "top", "--json", "--interval", "0.1"], env=seen.environment, **PIPES)
+    command = [*SYMPHONY, "top", "--json", "--interval", "0.1"]
+    process: Any = subprocess.Popen(command, env=seen.environment, **PIPES)
     try:
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         assert first["rates"] is None
