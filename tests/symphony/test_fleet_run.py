@@ -248,18 +248,12 @@ def test_a_ray_that_runs_already_runs_programs_until_its_machine_leaves(rays, lo
         again = north.symphony(*words, check=False)
         assert (again.returncode, again.stderr) == (1, "symphony: your Ray runs already on north\n")
         name = rays.east.symphony("run", "--on", "north", "--detach", long).stdout.strip()
-        there = {each: value for each, value in north.environment.items() if not each.startswith("RAY_")}
-        command = [*SYMPHONY, "kill", name.replace("north:", "")]
-        eventually(lambda: "begun" in north.symphony("logs", name.removeprefix("north:")).stdout, WITHIN_S)
-        subprocess.run(command, env=there, check=True, timeout=WITHIN_S)
-        done = subprocess.run(
-            [*SYMPHONY, "run", "--on", "west", "ask", "--help"],
-            env=there,
-            check=False,
-            capture_output=True,
-            timeout=WITHIN_S,
-        )
-        assert done.returncode == 0, done.stderr
+        eventually(lambda: rays.east.symphony("logs", name).stdout == "begun\n", WITHIN_S)
+        rays.east.symphony("kill", name)
+        for each in [each for each in north.environment if each.startswith("RAY_")]:
+            del north.environment[each]  # the machine has noted them
+        assert north.symphony("wait", name.removeprefix("north:"), check=False).stdout == "5\n"
+        assert "usage:" in north.symphony("run", "--on", "west", "ask", "--help").stdout
         joined.terminate()
         assert joined.wait(WITHIN_S) == 0
     refused = north.symphony(*words, check=False)
