@@ -184,16 +184,17 @@ class Cluster:
             host, port = address(where)
             tls = self._tls()
             with create_connection((host, port), PROBE_S) as plain:
-                if tls is None:
-                    plain.sendall(_HTTP2)
-                    if plain.recv(4)[3:] != b"\x04":  # a frame with settings
-                        raise NotConnected(f"Ray at {where} uses TLS: set RAY_USE_TLS=1 and the variables of its keys")
-                else:
+                if tls is not None:
                     tls.wrap_socket(plain, server_hostname=host).close()
+                    return
+                plain.sendall(_HTTP2)
+                answers = plain.recv(4)[3:] == b"\x04"  # with settings
         except ssl.SSLCertVerificationError as error:
             raise NotConnected(f"Ray at {where} shows no certificate of this token: {error.verify_message}") from None
         except (OSError, ValueError) as error:
             raise NotConnected(f"Ray at {where} does not answer: {_one_line(error)}") from None
+        if not answers:
+            raise NotConnected(f"Ray at {where} uses TLS: set RAY_USE_TLS=1 and the variables of its keys")
 
     def _tls(self) -> ssl.SSLContext | None:
         """Return the context with the keys of this machine. None: the cluster uses no TLS."""

@@ -261,6 +261,7 @@ def test_a_ray_that_runs_already_runs_programs_until_its_machine_leaves(rays, lo
     gone = rays.east.symphony("run", "--on", "north", long, check=False)
     assert "north is not in your Ray cluster" in gone.stderr
     assert stat.S_IMODE((rays.files("north") / "running").stat().st_mode) == 0o600
+    north.stop()  # else programs of other tests may be placed there
 
 
 PARENT = """
