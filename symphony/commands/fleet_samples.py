@@ -76,11 +76,12 @@ class Followed:
         try:
             for stream, content in Remote(connection, name).call(request):
                 if stream == ERRORS:
-                    machine.facts, machine.trouble = None, content.decode(errors="replace").removeprefix("symphony: ")
+                    lines = content.decode(errors="replace").strip().splitlines() or [""]
+                    machine.facts, machine.trouble = None, lines[-1].removeprefix("symphony: ")
                 elif stream == OUTPUT:
-                    *lines, rest = (rest + content).split(b"\n")
-                    if lines:
-                        machine.facts, machine.trouble = json.loads(lines[-1]), ""
+                    *whole, rest = (rest + content).split(b"\n")
+                    if whole:
+                        machine.facts, machine.trouble = json.loads(whole[-1]), ""
                         machine.heard_s = time.monotonic()
         except SymError as error:
             machine.facts, machine.trouble = None, str(error).removeprefix(f"{name} ")
@@ -93,7 +94,7 @@ class Followed:
         silent_s = time.monotonic() - machine.heard_s
         if not machine.trouble and silent_s > self._interval_s + SILENT_S:
             return None, f"no answer for {silent_s:.0f} s"
-        return machine.facts, machine.trouble.strip()
+        return machine.facts, machine.trouble
 
 
 def require_fleet(daemon: Daemon) -> Mapping[str, Any]:
