@@ -1,8 +1,6 @@
 """Open files over a troubled disk, without a mount, by a clock that the test turns."""
 
 import errno
-import functools
-import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -29,14 +27,30 @@ DEADLINE_S = 30.0
 class Bench:
     """Open files over a troubled disk."""
 
-    def __init__(self, backing: Path, clock: trio.testing.MockClock) -> None:
+    def __init__(self, backing: Path) -> None:
         facts = FakeFacts()
+        self._backing, self._clock = backing, trio.testing.MockClock()
         self.store = FakeStore(facts, num_pages=64)
         self.trouble = TroubledDisk(DEADLINE_S, threading.current_thread())
         self.fs = FileSystem(PagePool(self.store), facts, backing, 0, 0, self.trouble.disk)
         self.volume = self.fs.volume
         self.files = OpenFiles(self.volume, Eager(), Nodes(self.volume.tree))
-        self.clock = clock
+
+    def run_test(self, test: Callable[[], Awaitable[None]]) -> None:
+        """Run a test, after which the books are right and no backing file is left."""
+
+        async def main() -> None:
+            try:
+                await test()
+                await self.answer()
+            finally:
+                self.trouble.go_on()
+            self.files.release_all()
+            self.fs.check()
+            self.fs.close()
+            assert not list(self._backing.iterdir())
+
+        trio.run(main, clock=self._clock)
 
     async def open(self, inode: Inode, *, truncate: bool = False) -> Handle:
         return await self.files.open(inode, inode.number, readable=True, writable=True, truncate=truncate)
@@ -88,34 +102,7 @@ class Bench:
             await trio.lowlevel.checkpoint()
 
     def turn(self, seconds: float = DEADLINE_S) -> None:
-        self.clock.jump(seconds)
-
-
-def on_a_bench(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Runs a test on a bench, whose books are right in the end."""
-
-    @functools.wraps(test)
-    def run(tmp_path: Path, **given: Any) -> None:
-        clock = trio.testing.MockClock()
-
-        async def main() -> None:
-            bench = Bench(tmp_path / "backing", clock)
-            try:
-                await test(bench, **given)
-                await bench.answer()
-            finally:
-                bench.trouble.go_on()
-            bench.files.release_all()
-            bench.fs.check()
-            bench.fs.close()
-            assert not list((tmp_path / "backing").iterdir())
-
-        trio.run(main, clock=clock)
-
-    _, *wanted = inspect.signature(test).parameters.values()
-    path = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
-    run.__signature__ = inspect.Signature([*wanted, path])  # type: ignore[attr-defined]  # what pytest goes by
-    return run
+        self._clock.jump(seconds)
 
 
 class Outcome:

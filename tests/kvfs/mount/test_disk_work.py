@@ -13,11 +13,10 @@ from kvfs.mount.disk_work import INTERRUPT_GRACE_S, MAX_THREADS_OF_A_FILE
 from kvfs.names.content import KvFile
 from kvfs.names.plain import PlainFile
 from libsym.errors import SymError
-from tests.kvfs.mount.bench import DEADLINE_S, Bench, on_a_bench, start
+from tests.kvfs.mount.bench import DEADLINE_S, Bench, start
 
 
 @pytest.mark.parametrize("size", [100, 1 << 20])
-@on_a_bench
 async def test_a_write_that_the_disk_does_not_answer_is_given_up_and_may_still_be_done(
     bench: Bench, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -50,7 +49,6 @@ async def test_a_write_that_the_disk_does_not_answer_is_given_up_and_may_still_b
     assert (await bench.has(handle))[:4] == b"new\0"
 
 
-@on_a_bench
 async def test_what_comes_later_is_never_overwritten_by_what_was_given_up(bench: Bench) -> None:
     """A request's deadline begins when the request comes. A write that times out before it began is not done."""
     handle = await bench.new("a", b"old")
@@ -79,7 +77,6 @@ async def test_what_comes_later_is_never_overwritten_by_what_was_given_up(bench:
 
 
 @pytest.mark.parametrize("comes", ["never", "soon"])
-@on_a_bench
 async def test_a_signal_ends_a_request_unless_the_disk_answers_soon(bench: Bench, comes: str) -> None:
     handle = await bench.new("a", b"old")
     bench.hang("pwritev")
@@ -98,7 +95,6 @@ async def test_a_signal_ends_a_request_unless_the_disk_answers_soon(bench: Bench
     assert await bench.has(handle) == b"new"
 
 
-@on_a_bench
 async def test_bytes_that_a_disk_holds_up_are_written_as_they_were(bench: Bench) -> None:
     """Later requests take other memory, and use that of those before them again."""
     old, new = bytes(range(256)) * 1024, bytes(reversed(range(256))) * 1024
@@ -114,7 +110,6 @@ async def test_bytes_that_a_disk_holds_up_are_written_as_they_were(bench: Bench)
     assert await bench.has(handle) == old
 
 
-@on_a_bench
 async def test_requests_that_wait_for_the_disk_take_no_more_memory_than_they_have_bytes(bench: Bench) -> None:
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -132,7 +127,6 @@ async def test_requests_that_wait_for_the_disk_take_no_more_memory_than_they_hav
     assert taken < len(handles) * BUFFER_BYTES / 4
 
 
-@on_a_bench
 async def test_reads_that_the_disk_does_not_answer_leave_threads_to_others(bench: Bench) -> None:
     handle, other = await bench.new("a", bytes(1 << 20)), await bench.new("b", bytes(1 << 20))
     bench.hang("pread", "preadv", whose=handle)
@@ -146,7 +140,6 @@ async def test_reads_that_the_disk_does_not_answer_leave_threads_to_others(bench
     assert not bench.trouble.entered.acquire(blocking=False), "no other thread has asked"
 
 
-@on_a_bench
 async def test_a_disk_that_fails_says_so_and_nothing_is_charged(bench: Bench) -> None:
     handle = await bench.new("a", b"old")
     inode = handle.file.inode
@@ -167,7 +160,6 @@ async def test_a_disk_that_fails_says_so_and_nothing_is_charged(bench: Bench) ->
             assert await bench.has(handle) == b"old"
 
 
-@on_a_bench
 async def test_a_file_that_the_disk_holds_up_can_be_emptied_and_written(bench: Bench) -> None:
     handle = await bench.new("a", b"old")
     inode = handle.file.inode
@@ -182,7 +174,6 @@ async def test_a_file_that_the_disk_holds_up_can_be_emptied_and_written(bench: B
     assert bench.charged == 3
 
 
-@on_a_bench
 async def test_a_cut_that_the_disk_does_not_answer_is_given_up_too(bench: Bench) -> None:
     """The file is cut by name: nobody has it open then."""
     handle = await bench.new("a", b"0123456789")
@@ -197,7 +188,6 @@ async def test_a_cut_that_the_disk_does_not_answer_is_given_up_too(bench: Bench)
     assert await bench.has(await bench.open(inode)) == b"0123"
 
 
-@on_a_bench
 async def test_who_waits_behind_an_import_has_his_whole_time_after_it(bench: Bench) -> None:
     handle = await bench.new("a", bench.image(100))
     bench.hang("preadv")
@@ -215,7 +205,6 @@ async def test_who_waits_behind_an_import_has_his_whole_time_after_it(bench: Ben
 
 
 @pytest.mark.parametrize("ending", ["deadline", "signal"])
-@on_a_bench
 async def test_an_import_that_the_disk_does_not_answer_keeps_its_pages_until_it_does(bench: Bench, ending: str) -> None:
     image, pool = bench.image(100), bench.fs.pool
     handle, other = await bench.new("a", image), await bench.new("b", image)
@@ -243,7 +232,6 @@ async def test_an_import_that_the_disk_does_not_answer_keeps_its_pages_until_it_
     assert bench.charged == 0
 
 
-@on_a_bench
 async def test_a_file_is_not_taken_for_an_image_while_something_may_be_written_to_it(bench: Bench) -> None:
     image = bench.image(100)
     handle = await bench.new("a", image)

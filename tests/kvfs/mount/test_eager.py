@@ -1,7 +1,6 @@
 """Coroutines that run at once and become tasks only where they must wait."""
 
 import threading
-from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -10,11 +9,11 @@ import trio.testing
 from kvfs.mount.eager import LEFT, Eager, Mutex
 
 
-def in_trio(test: Callable[[Eager], Awaitable[None]]) -> Callable[[], None]:
-    return lambda: trio.run(test, Eager())
+@pytest.fixture
+def eager() -> Eager:
+    return Eager()
 
 
-@in_trio
 async def test_waiting_without_leaving_is_a_defect_that_is_named(eager: Eager) -> None:
     async def value() -> int:
         return 3
@@ -27,7 +26,6 @@ async def test_waiting_without_leaving_is_a_defect_that_is_named(eager: Eager) -
     assert eager.start(value()) == 3, "and others go on"
 
 
-@in_trio
 async def test_a_mutex_serves_in_order_of_arrival(eager: Eager) -> None:
     mutex, order = Mutex(eager), list[int]()
 
@@ -46,7 +44,6 @@ async def test_a_mutex_serves_in_order_of_arrival(eager: Eager) -> None:
     assert not mutex.held
 
 
-@in_trio
 async def test_who_gives_up_waiting_for_a_mutex_is_left_out(eager: Eager) -> None:
     mutex, order = Mutex(eager), list[str]()
 
@@ -66,7 +63,6 @@ async def test_who_gives_up_waiting_for_a_mutex_is_left_out(eager: Eager) -> Non
     assert not mutex.held
 
 
-@in_trio
 async def test_long_jobs_of_one_account_hold_up_no_other(eager: Eager) -> None:
     ends = threading.Event()
     async with trio.open_nursery() as nursery:

@@ -2,8 +2,10 @@
 
 import errno
 import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 import trio
 import trio.testing
 
@@ -29,6 +31,9 @@ class Kernel:
         self.tree = tree or Tree(Accounts(0, 1), 0, 0, discard=lambda _inode: None)
         self.grants = Grants(self.tree, self.tell)
 
+    def run_test(self, main: Callable[[], Awaitable[None]]) -> None:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
     def tell(self, number: int) -> int:
         self.told.append(number)
         return -self.error
@@ -39,8 +44,12 @@ class Kernel:
         return inode
 
 
-def test_only_the_first_change_of_granted_attributes_is_told() -> None:
-    kernel = Kernel()
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+def test_only_the_first_change_of_granted_attributes_is_told(kernel: Kernel) -> None:
     inode = kernel.known(b"a")
     inode.changed()
     assert kernel.told == []
@@ -53,8 +62,7 @@ def test_only_the_first_change_of_granted_attributes_is_told() -> None:
     assert kernel.told == [inode.number] * 2
 
 
-def test_open_files_and_nodes_of_other_versions_are_granted_nothing_and_an_open_is_told() -> None:
-    kernel = Kernel()
+def test_open_files_and_nodes_of_other_versions_are_granted_nothing_and_an_open_is_told(kernel: Kernel) -> None:
     inode = kernel.known(b"a")
     assert kernel.grants.valid_s(inode, inode.number + 1) == 0
     assert kernel.grants.valid_s(inode, inode.number) == VALID_S
@@ -65,8 +73,7 @@ def test_open_files_and_nodes_of_other_versions_are_granted_nothing_and_an_open_
     assert kernel.grants.valid_s(inode, inode.number) == VALID_S
 
 
-def test_directories_are_granted_while_they_are_listed() -> None:
-    kernel = Kernel()
+def test_directories_are_granted_while_they_are_listed(kernel: Kernel) -> None:
     directory = kernel.tree.make(kernel.tree.root, b"d", stat.S_IFDIR, mode=0o755, uid=0, gid=0)
     kernel.tree.opened(directory)
     assert kernel.grants.valid_s(directory, directory.number) == VALID_S
@@ -74,8 +81,7 @@ def test_directories_are_granted_while_they_are_listed() -> None:
     assert kernel.told == [directory.number]
 
 
-def test_a_forgotten_inode_is_not_told_of() -> None:
-    kernel = Kernel()
+def test_a_forgotten_inode_is_not_told_of(kernel: Kernel) -> None:
     inode = kernel.known(b"a")
     kernel.grants.valid_s(inode, inode.number)
     kernel.tree.forget(inode, 1)
@@ -83,30 +89,26 @@ def test_a_forgotten_inode_is_not_told_of() -> None:
     assert kernel.told == []
 
 
-def test_a_change_is_told_again_until_the_kernel_knows_the_inode_or_forgets_it() -> None:
-    async def main() -> None:
-        kernel = Kernel()
-        late, gone = kernel.known(b"late"), kernel.known(b"gone")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(kernel.grants.repeat)
-            for inode in (late, gone):
-                kernel.grants.valid_s(inode, inode.number)
-            kernel.error = errno.ENOENT
-            for inode in (late, gone):
-                inode.changed()
-            await trio.sleep(2.5 * REPEAT_S)
-            assert sorted(kernel.told) == [late.number] * 3 + [gone.number] * 3
-            assert kernel.grants.valid_s(late, late.number) == 0
-            kernel.tree.forget(gone, 1)
-            await trio.sleep(REPEAT_S)
-            kernel.error = 0
-            await trio.sleep(10 * REPEAT_S)
-            assert kernel.told.count(gone.number) == 4
-            assert kernel.told.count(late.number) == 5
-            assert kernel.grants.valid_s(late, late.number) == VALID_S
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+async def test_a_change_is_told_again_until_the_kernel_knows_the_inode_or_forgets_it(kernel: Kernel) -> None:
+    late, gone = kernel.known(b"late"), kernel.known(b"gone")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kernel.grants.repeat)
+        for inode in (late, gone):
+            kernel.grants.valid_s(inode, inode.number)
+        kernel.error = errno.ENOENT
+        for inode in (late, gone):
+            inode.changed()
+        await trio.sleep(2.5 * REPEAT_S)
+        assert sorted(kernel.told) == [late.number] * 3 + [gone.number] * 3
+        assert kernel.grants.valid_s(late, late.number) == 0
+        kernel.tree.forget(gone, 1)
+        await trio.sleep(REPEAT_S)
+        kernel.error = 0
+        await trio.sleep(10 * REPEAT_S)
+        assert kernel.told.count(gone.number) == 4
+        assert kernel.told.count(late.number) == 5
+        assert kernel.grants.valid_s(late, late.number) == VALID_S
+        nursery.cancel_scope.cancel()
 
 
 def test_an_inode_that_is_forgotten_while_an_answer_is_on_its_way_is_told_of(tmp_path: Path) -> None:

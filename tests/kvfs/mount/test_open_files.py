@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kvfs.mount.open_files import Handle
 from kvfs.names.inode import Credentials
 from kvfs.names.plain import PlainFile
-from tests.kvfs.mount.bench import Bench, on_a_bench
+from tests.kvfs.mount.bench import Bench
 
 
 class Counted(set[Handle]):
@@ -19,7 +19,6 @@ class Counted(set[Handle]):
             yield each
 
 
-@on_a_bench
 async def test_a_lookup_and_an_open_look_at_no_other_handle(bench: Bench) -> None:
     kv, files = bench.fs.kv_create(Credentials(0, 0), "a.kv"), bench.files
     bench.append(kv, range(10))
@@ -43,7 +42,6 @@ async def test_a_lookup_and_an_open_look_at_no_other_handle(bench: Bench) -> Non
     bench.fs.kv_close(kv)
 
 
-@on_a_bench
 async def test_an_open_file_is_opened_below_once_however_often_it_is_opened(bench: Bench) -> None:
     handle = await bench.new("a", b"text")
     inode = handle.file.inode
@@ -54,7 +52,6 @@ async def test_an_open_file_is_opened_below_once_however_often_it_is_opened(benc
     assert bench.trouble.calls.count("open") == 1
 
 
-@on_a_bench
 async def test_a_file_gets_another_backing_file_each_time_it_becomes_plain(bench: Bench) -> None:
     handle = await bench.new("a", b"text")
     inode, names = handle.file.inode, set()

@@ -51,8 +51,12 @@ class Mount:
     def __init__(self) -> None:
         self.is_busy = True
         self.eager, self.holdings = Eager(), Holdings()
-        pace = Pace(lambda: self.is_busy, trio.current_time)
+        self._clock = trio.testing.MockClock(rate=1e-3, autojump_threshold=0)
+        pace = Pace(lambda: self.is_busy, self._clock.current_time)
         self.requests = Requests(self.eager, pace, holdings=lambda _uid: self.holdings)
+
+    def run_test(self, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        trio.run(self.requests.serve, body, clock=self._clock)
 
     def ask(self, uid: int) -> Request:
         request = Request(uid)
@@ -76,20 +80,12 @@ class Mount:
             await trio.lowlevel.checkpoint()
 
 
-def beside_a_mount(test: Callable[[Mount], Coroutine[Any, Any, None]]) -> Callable[[pytest.MonkeyPatch], None]:
-    def run(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "shim", Shim())
-
-        async def main() -> None:
-            mount = Mount()
-            await mount.requests.serve(lambda: test(mount))
-
-        trio.run(main, clock=trio.testing.MockClock(rate=1e-3, autojump_threshold=0))
-
-    return run
+@pytest.fixture
+def mount(monkeypatch: pytest.MonkeyPatch) -> Mount:
+    monkeypatch.setattr(module, "shim", Shim())
+    return Mount()
 
 
-@beside_a_mount
 async def test_users_who_share_a_bucket_are_answered_in_turn(mount: Mount) -> None:
     """A user keeps every bucket in use, and queues hundreds of requests under another uid."""
     async with trio.open_nursery() as nursery:
@@ -107,7 +103,6 @@ async def test_users_who_share_a_bucket_are_answered_in_turn(mount: Mount) -> No
         nursery.cancel_scope.cancel()
 
 
-@beside_a_mount
 async def test_a_user_without_requests_keeps_no_turn_after_a_signal(mount: Mount) -> None:
     mount.use_up(SYBIL)
     first, second = mount.ask(SYBIL), mount.ask(SYBIL)
@@ -123,7 +118,6 @@ async def test_a_user_without_requests_keeps_no_turn_after_a_signal(mount: Mount
     assert mount.holdings.num_bytes == 0
 
 
-@beside_a_mount
 async def test_a_request_that_waits_weighs_what_it_brings_until_it_is_answered(mount: Mount) -> None:
     may_end = trio.Event()
 
@@ -141,7 +135,6 @@ async def test_a_request_that_waits_weighs_what_it_brings_until_it_is_answered(m
     assert (request.status, mount.holdings.num_bytes) == (1 + 65536 + (1 << 20), 0)
 
 
-@beside_a_mount
 async def test_what_was_put_off_is_answered_as_soon_as_the_model_rests(mount: Mount) -> None:
     """However many users share the rate: the next token of each is most of a second away."""
     mount.use_up(*range(1000, 1000 + MAX_BUCKETS + 1))

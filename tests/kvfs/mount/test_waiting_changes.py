@@ -22,6 +22,9 @@ class Appending:
         self._actions: list[Any] = []
         self._changes = WaitingChanges(Eager(), lambda _file, action: self._actions.append(action))
 
+    def run_test(self, body):
+        trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0))
+
     async def cut(self):
         await self._changes.change(FILE, "a.kv", lambda: self.done.append("cut"))
 
@@ -38,8 +41,9 @@ class Appending:
         self._actions.clear()
 
 
-def beside_a_call(test):
-    return lambda: trio.run(test, Appending(), clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture
+def file():
+    return Appending()
 
 
 def test_a_file_that_nobody_appends_to_is_changed_without_a_task():
@@ -49,7 +53,6 @@ def test_a_file_that_nobody_appends_to_is_changed_without_a_task():
     assert done == ["cut"]
 
 
-@beside_a_call
 async def test_a_change_is_made_when_no_call_appends_any_more_and_its_error_told_to_who_waits(file):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(file.cut)
@@ -60,7 +63,6 @@ async def test_a_change_is_made_when_no_call_appends_any_more_and_its_error_told
         assert file.done == ["cut"], "at once, before any other call begins"
 
 
-@beside_a_call
 async def test_a_wait_in_vain_is_busy_and_nothing_is_changed_later(file):
     began_s = trio.current_time()
     with pytest.raises(Busy, match=r"a\.kv: .* try again"):
@@ -70,7 +72,6 @@ async def test_a_wait_in_vain_is_busy_and_nothing_is_changed_later(file):
     assert file.done == []
 
 
-@beside_a_call
 async def test_a_wait_that_is_interrupted_changes_nothing(file):
     with trio.move_on_after(1) as scope:
         await file.cut()

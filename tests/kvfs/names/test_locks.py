@@ -41,12 +41,25 @@ async def _acquire(locks: FileLocks, owner: str, exclusive: bool, order: list[st
 
 
 class Waits:
-    """Waits for the lock of a file that somebody holds, in the order in which they were begun."""
+    """Waits for the lock of a file that "holder" has, in the order in which they were begun."""
 
-    def __init__(self, locks: FileLocks, nursery: trio.Nursery) -> None:
-        self.locks, self._nursery = locks, nursery
+    def __init__(self, locks: FileLocks) -> None:
+        self.locks = locks
         self.order: list[str] = []
         self.scopes: dict[str, trio.CancelScope] = {}
+
+    def run_test(self, body: Callable[[], Awaitable[None]]) -> None:
+        """Run a test while "holder" has the lock. In the end nobody waits, and all locks are given back."""
+
+        async def main() -> None:
+            self.locks.acquire_nowait(FILE, "holder", exclusive=True)
+            async with trio.open_nursery() as self._nursery:
+                await body()
+            for owner in self.locks.holders(FILE):
+                self.locks.release(FILE, owner)
+            assert len(self.locks) == 0
+
+        trio.run(main)
 
     async def begin(self, owner: str, *, exclusive: bool = True) -> None:
         scope = self.scopes[owner] = trio.CancelScope()
@@ -60,77 +73,56 @@ class Waits:
 
 
 @pytest.fixture
-def while_held(locks: FileLocks) -> Callable[[Callable[[Waits], Awaitable[None]], bool], None]:
-    """Run a test while "holder" has the lock. In the end nobody waits, and what is held is given back."""
-
-    def run(body: Callable[[Waits], Awaitable[None]], exclusive: bool = True) -> None:
-        async def main() -> None:
-            locks.acquire_nowait(FILE, "holder", exclusive=exclusive)
-            async with trio.open_nursery() as nursery:
-                await body(Waits(locks, nursery))
-            for owner in locks.holders(FILE):
-                locks.release(FILE, owner)
-            assert len(locks) == 0
-
-        trio.run(main)
-
-    return run
+def waits(locks: FileLocks) -> Waits:
+    return Waits(locks)
 
 
-def test_waiters_are_served_in_order_and_readers_together(locks: FileLocks, while_held) -> None:
-    async def body(waits: Waits) -> None:
-        for owner, exclusive in (("r1", False), ("r2", False), ("w", True), ("r3", False)):
-            await waits.begin(owner, exclusive=exclusive)
-        for released, served in (([], []), (["holder"], ["r1", "r2"]), (["r1", "r2"], ["w"]), (["w"], ["r3"])):
-            before = len(waits.order)
-            for owner in released:
-                locks.release(FILE, owner)
-            await trio.testing.wait_all_tasks_blocked()
-            assert sorted(waits.order[before:]) == served, "r3 came after the writer, which must not starve"
-
-    while_held(body)
-
-
-def test_two_waiters_of_one_open_file_get_the_lock_together(locks: FileLocks, while_held) -> None:
-    async def body(waits: Waits) -> None:
-        for owner in ("a", "b", "a"):
-            await waits.begin(owner)
-        for released, served in (("holder", ["a", "a"]), ("a", ["a", "a", "b"])):
-            locks.release(FILE, released)
-            await trio.testing.wait_all_tasks_blocked()
-            assert waits.order == served
-
-    while_held(body)
-
-
-def test_what_an_owner_that_leaves_waited_for_is_granted_to_the_next_at_once(locks: FileLocks, while_held) -> None:
-    async def body(waits: Waits) -> None:
-        await waits.begin("gone")
-        # All before the wait has noticed.
-        locks.leave(FILE, "gone")
-        waits.scopes["gone"].cancel()
-        locks.release(FILE, "holder")
-        assert not would_block(locks, "holder", exclusive=True)
-        locks.release(FILE, "holder")
-        assert not would_block(locks, "gone", exclusive=True)
+async def test_waiters_are_served_in_order_and_readers_together(waits: Waits, locks: FileLocks) -> None:
+    for owner, exclusive in (("r1", False), ("r2", False), ("w", True), ("r3", False)):
+        await waits.begin(owner, exclusive=exclusive)
+    for released, served in (([], []), (["holder"], ["r1", "r2"]), (["r1", "r2"], ["w"]), (["w"], ["r3"])):
+        before = len(waits.order)
+        for owner in released:
+            locks.release(FILE, owner)
         await trio.testing.wait_all_tasks_blocked()
-        assert would_block(locks, "holder", exclusive=True), "the wait that was over took the lock of its owner"
-
-    while_held(body)
+        assert sorted(waits.order[before:]) == served, "r3 came after the writer, which must not starve"
 
 
-def test_a_wait_that_was_cancelled_takes_nothing_from_who_has_the_lock_now(locks: FileLocks, while_held) -> None:
-    async def body(waits: Waits) -> None:
-        await waits.begin("b")
-        waits.scopes["b"].cancel()
-        # All before the wait has noticed: it is granted the lock and gives it back, and another takes it.
-        locks.release(FILE, "holder")
-        locks.release(FILE, "b")
-        locks.acquire_nowait(FILE, "c", exclusive=True)
+async def test_two_waiters_of_one_open_file_get_the_lock_together(waits: Waits, locks: FileLocks) -> None:
+    for owner in ("a", "b", "a"):
+        await waits.begin(owner)
+    for released, served in (("holder", ["a", "a"]), ("a", ["a", "a", "b"])):
+        locks.release(FILE, released)
         await trio.testing.wait_all_tasks_blocked()
-        assert would_block(locks, "d", exclusive=True)
+        assert waits.order == served
 
-    while_held(body)
+
+async def test_what_an_owner_that_leaves_waited_for_is_granted_to_the_next_at_once(
+    waits: Waits, locks: FileLocks
+) -> None:
+    await waits.begin("gone")
+    # All before the wait has noticed.
+    locks.leave(FILE, "gone")
+    waits.scopes["gone"].cancel()
+    locks.release(FILE, "holder")
+    assert not would_block(locks, "holder", exclusive=True)
+    locks.release(FILE, "holder")
+    assert not would_block(locks, "gone", exclusive=True)
+    await trio.testing.wait_all_tasks_blocked()
+    assert would_block(locks, "holder", exclusive=True), "the wait that was over took the lock of its owner"
+
+
+async def test_a_wait_that_was_cancelled_takes_nothing_from_who_has_the_lock_now(
+    waits: Waits, locks: FileLocks
+) -> None:
+    await waits.begin("b")
+    waits.scopes["b"].cancel()
+    # All before the wait has noticed: it is granted the lock and gives it back, and another takes it.
+    locks.release(FILE, "holder")
+    locks.release(FILE, "b")
+    locks.acquire_nowait(FILE, "c", exclusive=True)
+    await trio.testing.wait_all_tasks_blocked()
+    assert would_block(locks, "d", exclusive=True)
 
 
 def seconds(what: Callable[[Any], object], numbers: Iterable[Any]) -> float:

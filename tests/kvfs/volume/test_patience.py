@@ -22,8 +22,15 @@ UID, OTHER = 7, 8
 class House:
     """A tree whose users have limits."""
 
-    def __init__(self, limits: AccountLimits) -> None:
-        self.tree = Tree(Accounts(0, 1, limits), 0, 0, lambda _inode: None)
+    def __init__(self) -> None:
+        self._accounts = Accounts(0, 1)
+        self.tree = Tree(self._accounts, 0, 0, lambda _inode: None)
+
+    def run_test(self, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+    def limit(self, **limits: int) -> None:
+        self._accounts.limit(AccountLimits(**limits))
 
     def make(self, name: str, uid: int = UID) -> Inode:
         return self.tree.make(self.tree.root, name.encode(), stat.S_IFREG, mode=0o644, uid=uid, gid=0)
@@ -55,12 +62,13 @@ def refused(call: Callable[..., object], *arguments: object) -> type[OverQuota]:
     return type(caught.value)
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+@pytest.fixture
+def house() -> House:
+    return House()
 
 
-def test_a_call_that_would_lack_room_anyway_and_another_user_wait_for_nobody() -> None:
-    house = House(AccountLimits(num_files=2))
+def test_a_call_that_would_lack_room_anyway_and_another_user_wait_for_nobody(house: House) -> None:
+    house.limit(num_files=2)
     held, kept = house.make("held"), house.make("kept")
     others = house.make("a", OTHER), house.make("b", OTHER)
     assert refused(house.make, "new") is OverQuota
@@ -77,8 +85,8 @@ def test_a_call_that_would_lack_room_anyway_and_another_user_wait_for_nobody() -
     assert all(each.names for each in others)
 
 
-def test_bytes_of_names_and_links_are_waited_for_alike() -> None:
-    house = House(AccountLimits(num_bytes=NAME_BYTES + 1000))
+def test_bytes_of_names_and_links_are_waited_for_alike(house: House) -> None:
+    house.limit(num_bytes=NAME_BYTES + 1000)
     for number in range(FREE_NAMES):
         house.make(str(number))
     link = house.tree.make(
@@ -126,8 +134,8 @@ def test_a_removed_file_lingers_while_nobody_has_it_open_and_for_who_pays_for_it
     assert linger() == [0, 0]
 
 
-def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounded_time() -> None:
-    house = House(AccountLimits(num_files=3))
+async def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounded_time(house: House) -> None:
+    house.limit(num_files=3)
     held = [house.make(name) for name in "abc"]
     for inode, name in zip(held, "abc", strict=True):
         house.remove(inode, name)
@@ -141,33 +149,26 @@ def test_each_file_that_the_kernel_forgets_lets_one_attempt_be_made_for_a_bounde
         await when_forgotten(attempt)
         made.append(number)
 
-    async def main() -> None:
-        assert await house.waited_s() == pytest.approx(PATIENCE_S)
-        await trio.sleep(REST * PATIENCE_S)
-        async with trio.open_nursery() as nursery:
-            for number in (1, 2):
-                nursery.start_soon(maker, number)
-                await trio.testing.wait_all_tasks_blocked()
-            for number in (1, 2):
-                house.tree.forget(held.pop(), 1)
-                await trio.testing.wait_all_tasks_blocked()
-                assert made[-1] == number
-        assert attempts == [1, 2, 1, 2]
-        assert not payer(house.tree.root).waiting
-
-    run(main)
+    assert await house.waited_s() == pytest.approx(PATIENCE_S)
+    await trio.sleep(REST * PATIENCE_S)
+    async with trio.open_nursery() as nursery:
+        for number in (1, 2):
+            nursery.start_soon(maker, number)
+            await trio.testing.wait_all_tasks_blocked()
+        for number in (1, 2):
+            house.tree.forget(held.pop(), 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert made[-1] == number
+    assert attempts == [1, 2, 1, 2]
+    assert not payer(house.tree.root).waiting
 
 
 @pytest.mark.slow
-def test_calls_that_wait_in_vain_do_so_for_a_small_part_of_the_time() -> None:
+async def test_calls_that_wait_in_vain_do_so_for_a_small_part_of_the_time(house: House) -> None:
     """Others' calls wait for them where the directory is the same."""
-    house = House(AccountLimits(num_files=1))
+    house.limit(num_files=1)
     house.remove(house.make("held"), "held")
-
-    async def main() -> None:
-        most_s = PATIENCE_S * REST / (REST - 1)  # a little comes back while they wait
-        assert sum([await house.waited_s() for _ in range(20)]) == pytest.approx(most_s)
-        await trio.sleep(REST * PATIENCE_S / 2)
-        assert sum([await house.waited_s() for _ in range(20)]) == pytest.approx(most_s / 2)
-
-    run(main)
+    most_s = PATIENCE_S * REST / (REST - 1)  # a little comes back while they wait
+    assert sum([await house.waited_s() for _ in range(20)]) == pytest.approx(most_s)
+    await trio.sleep(REST * PATIENCE_S / 2)
+    assert sum([await house.waited_s() for _ in range(20)]) == pytest.approx(most_s / 2)
