@@ -184,21 +184,6 @@ class BytesSource:
         return len(data)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Content that a file must have in one place."""
-
-    token: int
-    position: int
-    value: float
-    """The fake decoder's value, after the entries before it in the file that it was computed in."""
-    moved: int = 0
-    """Positions by which the entry is higher than it was computed for."""
-
-    def at(self, position: int) -> Entry:
-        return Entry(self.token, position, self.value, self.moved + position - self.position)
-
-
 def commit_all(reservation: Reservation) -> None:
     """Commit as a step does that computed all of it."""
     reservation.commit_first(reservation.tokens)

@@ -14,13 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import trio
 
 from kvfs.fs import FileSystem, OpenKv
 from kvfs.mount.session import serve_mount
 from kvfs.names.inode import Credentials, Inode
-from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import NotFound, SymError
@@ -97,22 +95,6 @@ class Server:
 
     def fork(self, handle: int, path: str | None) -> int:
         return self._keep(self.fs.kv_fork(self.creds, self.handles[handle], path))
-
-    def extract(self, handle: int, ranges: list[tuple[int, int]], path: str | None, rebase: bool) -> int:
-        pairs = np.array(ranges, np.int64).reshape(-1, 2)
-        source = self.handles[handle]
-        return self._assembled(self.fs.begin_extract(self.creds, source, pairs, path, 0o600, rebase=rebase), path)
-
-    def merge(self, handles: list[int], path: str | None, rebase: bool) -> int:
-        sources = [self.handles[handle] for handle in handles]
-        return self._assembled(self.fs.begin_merge(self.creds, sources, path, 0o600, rebase=rebase), path)
-
-    def _assembled(self, assembly: Assembly, path: str | None) -> int:
-        assembly.plan()
-        assembly.reserve()
-        self.fs.check()
-        assembly.fill()
-        return self._keep(self.fs.finish_assembly(self.creds, assembly, path, 0o600))
 
     def make_many(self, path: str, count: int) -> None:
         directory = self.fs.volume.tree.child(self.fs.volume.tree.root, path.encode())

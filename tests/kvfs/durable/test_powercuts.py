@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from tests.disk.powercut import State, materialize, states
 from tests.disk.recorder import Disk
 from tests.kvfs.durable.damage import sql
 from tests.kvfs.durable.house import ROOT, House, held, running
-from tests.kvfs.durable.powercuts import READY, in_a_process, judge, killed_life, recorded_life
-from tests.kvfs.durable.workload import STEPS_ON_PLAIN
+from tests.kvfs.durable.model import Model
+from tests.kvfs.durable.powercuts import NUM_PAGES, READY, in_a_process, judge, killed_life, recorded_life
+from tests.kvfs.durable.workload import STEPS_ON_PLAIN, Workload
 
 pytestmark = pytest.mark.skipif(bool(recorder.available()), reason=recorder.available())
 
@@ -58,6 +61,31 @@ def test_what_a_power_cut_leaves_was_promised(life, seed, fast):
         judge(model, state, fast / "after" / "state")
         num_sums += len(sql(fast / "after/state", "SELECT number FROM sums"))
     assert num_sums or "steps" not in how, "there was nothing to judge"
+
+
+def charges(house: House) -> dict[str, tuple[int, int]]:
+    """All but pages: files that share a page in memory may have a slot each."""
+    found = {each.describe(): (each.num_files, each.other_bytes) for each in house.fs.pool.accounts}
+    return {name: held for name, held in found.items() if any(held)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_synced", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+async def test_what_a_daemon_leaves_that_ends_was_promised_and_who_synced_is_charged_as_before(seed, is_synced, fast):
+    cuts, ends_at = (2, 3) if seed % 2 else (), sys.maxsize if is_synced else Random(seed).randrange(100, 300)
+    async with running(House(fast, num_pages=NUM_PAGES, a_cut=cuts)) as house:
+        await house.keeper.sync(house.tree.root)
+        with trio.CancelScope() as scope:
+            model = Model(house, lambda moment: scope.cancel() if moment == ends_at else None)
+            await Workload(house, model, Random(seed)).run(150)
+        if is_synced:
+            with model.syncing():
+                await house.keeper.sync_all()
+        before = charges(house)
+    async with running(House(fast, num_pages=NUM_PAGES)) as house:
+        await model.judge(house)
+        assert not is_synced or charges(house) == before
 
 
 def after_a_cut(disk: Disk, directory: Path) -> House:

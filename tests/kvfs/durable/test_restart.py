@@ -1,4 +1,4 @@
-"""Facts that a restart keeps beside names and contents, which `test_restart_model` has: numbers, charges, turns."""
+"""Facts that a restart keeps beside names and contents, which `test_powercuts` has: numbers, charges, turns."""
 
 import pytest
 import trio

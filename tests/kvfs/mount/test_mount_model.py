@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvfs.images.format import ImageFormat
 from kvfs.pages.pool import pages_for
-from tests.kvfs.fakes import Entry, FakeStore
+from tests.kvfs.fakes import FakeStore
 from tests.kvfs.images.hostile import forge
 from tests.kvfs.mount_server import facts_for
 from tests.kvfs.mounted import NUM_PAGES, PAGE_BYTES, Mount, mounted, needs_mount
@@ -34,7 +34,7 @@ FORMAT = ImageFormat(FACTS)
 class Content:
     """A version of a file: O_TRUNC replaces it as a whole, all other changes grow and cut it in place."""
 
-    entries: list[Entry] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -67,14 +67,12 @@ class Handle:
     content: Content
 
 
-def image_of(entries: list[Entry]) -> bytes:
+def image_of(tokens: list[int]) -> bytes:
     """The image that these entries must have, made here without the file system."""
-    store = FakeStore(FACTS, max(1, pages_for(len(entries))))
-    for index, entry in enumerate(entries):
-        store.entries[index // 32, :, :, :, index % 32] = entry.value
-        store.entries[index // 32, :, 0, :, index % 32] += entry.moved
-    pages = b"".join(bytes(store.view(page)) for page in range(pages_for(len(entries))))
-    return forge(FORMAT, [entry.token for entry in entries], [entry.position for entry in entries], pages)
+    store = FakeStore(FACTS, max(1, pages_for(len(tokens))))
+    for index, token in enumerate(tokens):
+        store.entries[index // 32, :, :, :, index % 32] = token
+    return forge(FORMAT, tokens, pages=b"".join(bytes(store.view(page)) for page in range(pages_for(len(tokens)))))
 
 
 Data: TypeAlias = st.DataObject
@@ -131,7 +129,7 @@ class Machine(RuleBasedStateMachine):
         return content
 
     def has_room(self, count: int) -> bool:
-        return sum(len(each.content.entries) for each in self.handles) + count <= 32 * NUM_PAGES // 4
+        return sum(len(each.content.tokens) for each in self.handles) + count <= 32 * NUM_PAGES // 4
 
     def keep(self, number: int, content: Content) -> None:
         self.handles.append(Handle(number, content))
@@ -168,51 +166,25 @@ class Machine(RuleBasedStateMachine):
 
     @when("handles", count=COUNTS)
     def append(self, handle: Handle, count: int) -> None:
-        entries = handle.content.entries
         if not self.has_room(count):
             return
         self.serial += 101
-        first, position = self.serial % 900 + 1, entries[-1].position + 1 if entries else 0
+        first = self.serial % 900 + 1
         self.mount.call("append", handle.number, count, first)
-        tokens = [(first + index) % 1000 for index in range(count)]
-        entries += [Entry(token, position + index, float(token)) for index, token in enumerate(tokens)]
+        handle.content.tokens += [(first + index) % 1000 for index in range(count)]
 
     @when("handles", name=NAMES)
     def fork(self, handle: Handle, name: str) -> None:
         if name not in self.names:
-            content = Content(list(handle.content.entries))
+            content = Content(list(handle.content.tokens))
             self.keep(self.mount.call("fork", handle.number, name), content)
             self.bind(name, File(content, 0o600))
 
-    @when("handles", name=NAMES, rebase=st.booleans())
-    def kv_extract(self, handle: Handle, data: Data, name: str, *, rebase: bool) -> None:
-        entries = handle.content.entries
-        ends = st.integers(0, len(entries))
-        ranges = [sorted(pair) for pair in data.draw(st.lists(st.tuples(ends, ends), max_size=3))]
-        picked = [entry for start, stop in ranges for entry in entries[start:stop]]
-        if name not in self.names and self.has_room(len(picked)):
-            number = self.mount.call("extract", handle.number, ranges, name, rebase)
-            self.assembled(number, name, picked, rebase=rebase)
-
-    @when("handles", name=NAMES, rebase=st.booleans())
-    def kv_merge(self, handle: Handle, data: Data, name: str, *, rebase: bool) -> None:
-        handles = [handle, *data.draw(st.lists(st.sampled_from(self.handles), max_size=2))]
-        joined = [entry for handle in handles for entry in handle.content.entries]
-        if name not in self.names and self.has_room(len(joined)):
-            number = self.mount.call("merge", [handle.number for handle in handles], name, rebase)
-            self.assembled(number, name, joined, rebase=rebase)
-
-    def assembled(self, number: int, name: str, entries: list[Entry], *, rebase: bool) -> None:
-        moved = [entry.at(index) for index, entry in enumerate(entries)]
-        content = Content(moved if rebase else list(entries))
-        self.keep(number, content)
-        self.bind(name, File(content, 0o600))
-
     @when("handles")
     def kv_truncate(self, handle: Handle, data: Data) -> None:
-        count = data.draw(st.integers(0, len(handle.content.entries)))
+        count = data.draw(st.integers(0, len(handle.content.tokens)))
         self.mount.call("truncate", handle.number, count)
-        del handle.content.entries[count:]
+        del handle.content.tokens[count:]
 
     @when("handles")
     def kv_close(self, handle: Handle) -> None:
@@ -236,14 +208,14 @@ class Machine(RuleBasedStateMachine):
             target = File(None, self.path(name).stat().st_mode & 0o7777)
             self.bind(name, target)
         self.emptied(target)
-        target.content = Content(list(self.content(source).entries))
+        target.content = Content(list(self.content(source).tokens))
 
     @when("kv_names", spare=st.integers(0, 7))
     def truncate(self, name: str, data: Data, spare: int) -> None:
-        entries = self.content(name).entries
-        count = data.draw(st.integers(0, len(entries)))
-        os.truncate(self.path(name), min(FORMAT.image_bytes(count) + spare, FORMAT.image_bytes(len(entries))))
-        del entries[count:]
+        tokens = self.content(name).tokens
+        count = data.draw(st.integers(0, len(tokens)))
+        os.truncate(self.path(name), min(FORMAT.image_bytes(count) + spare, FORMAT.image_bytes(len(tokens))))
+        del tokens[count:]
 
     @when("names")
     def empty_it(self, name: str) -> None:
@@ -282,7 +254,7 @@ class Machine(RuleBasedStateMachine):
         """Open a file to read; the reader keeps this content, whatever happens to the file and its names."""
         file = self.names[name]
         fd = os.open(self.path(name), os.O_RDONLY)
-        self.readers.append(Reader(fd, file, image_of(self.content(name).entries)))
+        self.readers.append(Reader(fd, file, image_of(self.content(name).tokens)))
 
     @when("readers")
     def read_and_close(self, reader: Reader) -> None:
@@ -303,13 +275,13 @@ class Machine(RuleBasedStateMachine):
             file = self.names[name]
             assert (status.st_mode & 0o7777, status.st_nlink) == (file.mode, len(file.names))
             if file.content is not None:
-                assert status.st_size == FORMAT.image_bytes(len(file.content.entries))
+                assert status.st_size == FORMAT.image_bytes(len(file.content.tokens))
             assert {status.st_ino} == {found[other].st_ino for other in file.names}
 
     @invariant()
-    def entries_agree(self) -> None:
+    def tokens_agree(self) -> None:
         for handle in self.handles:
-            assert self.mount.call("tokens", handle.number) == [entry.token for entry in handle.content.entries]
+            assert self.mount.call("tokens", handle.number) == handle.content.tokens
 
     @invariant()
     def books_are_right(self) -> None:
@@ -318,7 +290,7 @@ class Machine(RuleBasedStateMachine):
     @when("kv_names")
     def images_agree(self, name: str) -> None:
         """Read by whoever trusts the size, and by the page cache: whatever older readers hold."""
-        image = image_of(self.content(name).entries)
+        image = image_of(self.content(name).tokens)
         assert self.path(name).read_bytes() == image
         shutil.copyfile(self.path(name), self.mount.outside / "copy")  # by sendfile(2)
         assert (self.mount.outside / "copy").read_bytes() == image
