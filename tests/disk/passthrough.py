@@ -57,8 +57,7 @@ class PassThrough:
         self.operations: list[Operation] = []
         self.data_bytes = 0
         self.faults = Faults()
-        self.hung: list[tuple[Request, str, tuple[str, ...]]] = []
-        """Requests that wait, with the operation and its paths."""
+        self.hung: list[Request] = []
         self.limit_bytes: int | None = None
         self._tree = Tree(lower)
         self._data = data
@@ -101,7 +100,7 @@ class PassThrough:
         if rule is None:
             return
         if rule.effect is Effect.HANG:
-            self.hung.append((request.kept(), operation, paths))
+            self.hung.append(request.kept())
             raise Hung
         raise OSError(rule.errno, os.strerror(rule.errno))
 
@@ -117,6 +116,10 @@ class PassThrough:
 
     def _record_made(self, path: str, parent: Node, name: str, node: Node, status: os.stat_result) -> None:
         self._record(Made(path, node.number, parent.number, name, status.st_mode, status.st_uid, status.st_gid))
+
+    def _record_sync(self, request: Request, path: str, *, failed: bool) -> None:
+        _, flags = struct.unpack_from("<QI", request.body)
+        self._record(Synced(path, request.node, request.arrived, bool(flags & 1), failed))
 
     # Requests: names
 
@@ -315,14 +318,10 @@ class PassThrough:
         try:
             self._gate(request, operation, path)
         except OSError:
-            self.synced(request, path, failed=True)
+            self._record_sync(request, path, failed=True)
             raise
-        self.synced(request, path, failed=False)
+        self._record_sync(request, path, failed=False)
         return b""
-
-    def synced(self, request: Request, path: str, *, failed: bool) -> None:
-        _, flags = struct.unpack_from("<QI", request.body)
-        self._record(Synced(path, request.node, request.arrived, bool(flags & 1), failed))
 
     # Requests: directories
 

@@ -55,7 +55,6 @@ class Disk:
         self._operations: list[Operation] = []
         self._data = os.memfd_create("disk")
         self._lock = Lock()
-        self._number = 0
         self._closed = False
         ours, theirs = socket.socketpair()
         with theirs:
@@ -69,7 +68,7 @@ class Disk:
             )
         self._control = Connection(ours.detach())
         try:
-            self._receive(0, timeout_s)
+            self._receive()
         except BaseException:
             self._end()
             raise
@@ -151,16 +150,9 @@ class Disk:
         """
         self._command("add_rule", Rule(Effect.HANG, _known(op), path, after, times))
 
-    def wait_hung(self, n: int = 1) -> None:
-        """Wait until `n` operations hang."""
-        self._command("wait_hung", n)
-
-    def resume(self, op: str = "any", path: str = "*", *, errno: int | None = None) -> int:
-        """Forget the rule that was given with these words, and do what hangs by it; or fail it. Returns how many.
-
-        Without arguments: all of them.
-        """
-        return int(self._command("resume", _known(op), path, errno))
+    def resume(self) -> int:
+        """Forget all rules that hang, and do what hangs. Returns how many operations that are."""
+        return int(self._command("resume"))
 
     def limit(self, limit_bytes: int | None) -> None:
         """ENOSPC for whatever would need more blocks than that; None: no limit. statvfs(2) shows it.
@@ -175,23 +167,19 @@ class Disk:
 
     def _command(self, command: str, *arguments: Any) -> Any:
         with self._lock:
-            self._number += 1
-            self._control.send((self._number, command, arguments))
-            answer = self._receive(self._number, self._timeout_s)
+            self._control.send((command, arguments))
+            answer = self._receive()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _receive(self, wanted: int, timeout_s: float) -> Any:
-        while True:
-            if not self._control.poll(timeout_s):
-                raise TimeoutError(f"no answer from the disk at {self.path} in {timeout_s} s")
-            try:
-                number, answer = self._control.recv()
-            except (EOFError, ConnectionResetError):
-                raise RuntimeError(f"the process of the disk at {self.path} is gone") from None
-            if number == wanted:  # not the answer to a wait that was given up
-                return answer
+    def _receive(self) -> Any:
+        if not self._control.poll(self._timeout_s):
+            raise TimeoutError(f"no answer from the disk at {self.path} in {self._timeout_s} s")
+        try:
+            return self._control.recv()
+        except (EOFError, ConnectionResetError):
+            raise RuntimeError(f"the process of the disk at {self.path} is gone") from None
 
 
 def _known(op: str) -> str:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.disk.faults import Effect, Rule, matches
+from tests.disk.faults import Effect, Rule
 from tests.disk.fuse import UNANSWERED, Channel, Opcode, Request, unmount
 from tests.disk.log import Operation
 from tests.disk.passthrough import Hung, PassThrough
@@ -32,8 +32,6 @@ _TURN_S = 2e-3
 class Server:
     def __init__(self, below: PassThrough, channel: Channel, control: Connection) -> None:
         self._below, self._channel, self._control = below, channel, control
-        self._waits: list[tuple[int, int]] = []
-        """Numbers of commands that wait, and how many operations have to hang."""
         self._troubles: list[str] = []
 
     # The loop
@@ -46,10 +44,10 @@ class Server:
             for descriptor, _ in poll.poll():
                 if descriptor == self._control.fileno():
                     try:
-                        number, command, arguments = self._control.recv()
+                        command, arguments = self._control.recv()
                     except (EOFError, ConnectionResetError):
                         return
-                    self._obey(number, command, arguments)
+                    self._obey(command, arguments)
                 else:
                     try:
                         self._answer_what_comes()
@@ -57,7 +55,6 @@ class Server:
                         if error.errno == errno.ENODEV:
                             return
                         raise
-            self._wake_waits()
 
     def _answer_what_comes(self) -> None:
         now = time.monotonic()
@@ -91,21 +88,12 @@ class Server:
 
     # Commands
 
-    def _obey(self, number: int, command: str, arguments: tuple[Any, ...]) -> None:
-        if command == "wait_hung":
-            self._waits.append((number, *arguments))
-            return
+    def _obey(self, command: str, arguments: tuple[Any, ...]) -> None:
         try:
             answer = getattr(self, f"_do_{command}")(*arguments)
         except Exception as error:  # noqa: BLE001  raised in the test, where the command came from
             answer = error
-        self._control.send((number, answer))
-
-    def _wake_waits(self) -> None:
-        over = [wait for wait in self._waits if len(self._below.hung) >= wait[1]]
-        for number, _ in over:
-            self._control.send((number, None))
-        self._waits = [wait for wait in self._waits if wait not in over]
+        self._control.send(answer)
 
     def _do_log(self, start: int) -> tuple[list[Operation], int]:
         return self._below.operations[start:], self._below.data_bytes
@@ -122,25 +110,12 @@ class Server:
     def _do_count(self, operation: str, pattern: str) -> int:
         return self._below.faults.count(operation, pattern)
 
-    def _do_resume(self, operation: str, pattern: str, code: int | None) -> int:
-        self._below.faults.rules = [
-            rule
-            for rule in self._below.faults.rules
-            if not (
-                rule.effect is Effect.HANG and (operation, pattern) in (("any", "*"), (rule.operation, rule.pattern))
-            )
-        ]
-        everything = (operation, pattern) == ("any", "*")
-        freed = [hung for hung in self._below.hung if everything or matches(operation, pattern, hung[1], hung[2])]
-        self._below.hung = [hung for hung in self._below.hung if hung not in freed]
-        for request, name, paths in freed:
+    def _do_resume(self) -> int:
+        faults, freed, self._below.hung = self._below.faults, self._below.hung, []
+        faults.rules = [rule for rule in faults.rules if rule.effect is not Effect.HANG]
+        for request in freed:
             request.released = True
-            if code is None:
-                self._answer(request)
-                continue
-            if name in ("fsync", "fsyncdir"):
-                self._below.synced(request, paths[0], failed=True)
-            self._channel.refuse(request, code)
+            self._answer(request)
         return len(freed)
 
     def _do_limit(self, limit_bytes: int | None) -> None:
@@ -162,7 +137,7 @@ def main() -> None:
     channel = Channel(mountpoint)
     try:
         server = Server(PassThrough(lower, data), channel, connection)
-        connection.send((0, None))
+        connection.send(None)
         server.serve()
     finally:
         os.close(channel.descriptor)  # first: whoever still waits gets an error, and unmounting does not wait for us
