@@ -12,7 +12,6 @@ from tests.disk.allocation import punch
 from tests.disk.log import (
     ROOT,
     Allocated,
-    Changed,
     Log,
     Made,
     Marked,
@@ -20,7 +19,6 @@ from tests.disk.log import (
     Punched,
     Removed,
     Renamed,
-    Resized,
     Settled,
     Synced,
     Written,
@@ -65,17 +63,11 @@ class Script:
         self._add(Written(path, self._files[path], offset, len(data), len(self._data)))
         self._data += data
 
-    def resize(self, path: str, size: str) -> None:
-        self._add(Resized(path, self._files[path], int(size)))
-
     def allocate(self, path: str, size: str) -> None:
         self._add(Allocated(path, self._files[path], 0, int(size), keep_size=False))
 
     def punch(self, path: str, sector: str, count: str) -> None:
         self._add(Punched(path, self._files[path], int(sector) * SECTOR_BYTES, int(count) * SECTOR_BYTES))
-
-    def chmod(self, path: str, mode: str) -> None:
-        self._add(Changed(path, self._files[path], stat.S_IFREG | int(mode, 8), os.getuid(), os.getgid()))
 
     def sync(self, path: str, how: str = "") -> None:
         self._add(Synced(path, self._files[path], len(self._operations), how == "data", how == "fails"))

@@ -18,7 +18,6 @@ from kvfs.names.inode import Inode
 from kvfs.names.plain import PlainFile
 from kvfs.names.tree import Credentials
 from kvfs.pages.accounts import NAME_BYTES, AccountLimits
-from kvfs.pages.assemble import Assembly
 from kvfs.pages.pool import PagePool
 from libsym.abi import Advice
 from libsym.errors import (
@@ -146,14 +145,6 @@ def test_a_fork_whose_pages_and_name_do_not_fit_together_is_refused_and_leaves_n
     fs.check()
     account.limits = AccountLimits(num_bytes=2 * fs.pool.page_bytes + NAME_BYTES)
     assert fs.kv_fork(BOB, theirs, None).table.length == 40
-
-
-def assembled(fs: FileSystem, assembly: Assembly, path: str | None, mode: int = 0o600) -> OpenKv:
-    """Make a file of an assembly as the gate does, in one thread."""
-    assembly.plan()
-    assembly.reserve()
-    assembly.fill()
-    return fs.finish_assembly(ANN, assembly, path, mode)
 
 
 def test_a_claimed_file_has_its_name_when_it_is_given_it_and_gives_the_claim_back(fs: FileSystem) -> None:

@@ -48,10 +48,6 @@ def few_values(size: int) -> np.ndarray:
     return rows
 
 
-def anything(size: int) -> np.ndarray:
-    return np.full((4, -(-size // 32)), -1, np.int32)
-
-
 @pytest.mark.parametrize(
     ("rows", "draws", "options"),
     [

@@ -20,6 +20,7 @@ from kvfs.names.disk import Disk
 from kvfs.names.inode import Credentials, Inode
 from kvfs.names.plain import PlainFile
 from kvfs.pages.accounts import NO_LIMITS, AccountLimits, Accounts
+from kvfs.pages.assemble import Assembly
 from kvfs.pages.looking import Bytes, copies, look
 from kvfs.pages.pool import PagePool, num_pages_of
 from kvfs.pages.table import Reservation
@@ -107,6 +108,19 @@ class House:
         self.decoder.step(reservation)
         commit_all(reservation)
         self.fs.committed(file)
+
+    async def assemble(self, assembly: Assembly, path: str | None) -> OpenKv:
+        """Make a file of an assembly, as the handler of KV_EXTRACT does."""
+        try:
+            await trio.to_thread.run_sync(assembly.plan)
+            pages = assembly.pages_to_read()
+            async with self.volume.pager.hold_pages(pages, assembly.num_new_pages, assembly.owner) as frames:
+                assembly.reserve(frames)
+                await trio.to_thread.run_sync(assembly.fill)
+        except BaseException:
+            self.volume.abandon_assembly(assembly)
+            raise
+        return self.fs.finish_assembly(ROOT, assembly, path, 0o600)
 
     def create(self, path: str, tokens: Sequence[int] = ()) -> OpenKv:
         file = self.fs.kv_create(ROOT, path)

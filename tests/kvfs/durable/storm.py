@@ -396,16 +396,7 @@ class Storm:
         else:
             entries = [each for mine in sources for each in mine.entries]
             assembly = fs.begin_merge(ROOT, handles, path, 0o600, rebase=rebase)
-        try:
-            await trio.to_thread.run_sync(assembly.plan)
-            num_new, pages = assembly.num_new_pages, assembly.pages_to_read()
-            async with self.house.volume.pager.hold_pages(pages, num_new, assembly.owner) as frames:
-                assembly.reserve(frames)
-                await trio.to_thread.run_sync(assembly.fill)
-        except BaseException:
-            self.house.volume.abandon_assembly(assembly)
-            raise
-        handle = fs.finish_assembly(ROOT, assembly, path, 0o600)
+        handle = await self.house.assemble(assembly, path)
         if rebase:
             entries = [(token, at, value, by + at - was) for at, (token, was, value, by) in enumerate(entries)]
         self.files.append(Mine(handle.inode, path, handle, entries))

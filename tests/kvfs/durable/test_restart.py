@@ -132,10 +132,7 @@ async def test_entries_that_something_else_computed_are_marked_in_forks_and_in_f
         fork = house.fs.kv_fork(ROOT, file, "fork.kv")
         assert house.fs.kv_stat_open(fork).other_bits == 40
         assembly = house.fs.begin_merge(ROOT, [house.create("own.kv", [5]), file], "both.kv", 0o600, rebase=False)
-        assembly.plan()
-        assembly.reserve()
-        assembly.fill()
-        assert house.fs.kv_stat_open(house.fs.finish_assembly(ROOT, assembly, "both.kv", 0o600)).other_bits == 43
+        assert house.fs.kv_stat_open(await house.assemble(assembly, "both.kv")).other_bits == 43
         house.fs.kv_truncate(file, 20)
         assert house.fs.kv_stat_open(file).other_bits == 20
         await house.keeper.sync_all()

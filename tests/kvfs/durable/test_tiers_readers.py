@@ -42,20 +42,6 @@ async def imported(house: House, inode: Inode) -> None:
     house.volume.finish_import(incoming, inode)
 
 
-async def assembled(house: House, assembly: Assembly, path: str) -> OpenKv:
-    """Run an assembly, as the handler of KV_EXTRACT does."""
-    try:
-        await trio.to_thread.run_sync(assembly.plan)
-        pages = assembly.pages_to_read()
-        async with house.volume.pager.hold_pages(pages, assembly.num_new_pages, assembly.owner) as frames:
-            assembly.reserve(frames)
-            await trio.to_thread.run_sync(assembly.fill)
-    except BaseException:
-        house.volume.abandon_assembly(assembly)
-        raise
-    return house.fs.finish_assembly(ROOT, assembly, path, 0o600)
-
-
 def extract(house: House, source: OpenKv, ranges: Sequence[tuple[int, int]], path: str) -> Assembly:
     return house.fs.begin_extract(ROOT, source, np.array(ranges), path, 0o600, rebase=True)
 
@@ -101,7 +87,7 @@ async def test_an_extract_brings_what_it_reads_and_nothing_else(tmp_path):
     async with small(tmp_path) as house:
         source = await a_file(house, "source.kv", 10)
         await house.volume.pager.put_on_disk(source.table)
-        made = await assembled(house, extract(house, source, [(0, 3 * PAGE), (7 * PAGE + 5, 8 * PAGE)], "x.kv"), "x.kv")
+        made = await house.assemble(extract(house, source, [(0, 3 * PAGE), (7 * PAGE + 5, 8 * PAGE)], "x.kv"), "x.kv")
         assert places(house, source) == [number == 7 for number in range(10)]
         assert places(house, made) == [False] * 3 + [True]
         assert house.tokens(made) == [*range(3 * PAGE), *range(7 * PAGE + 5, 8 * PAGE)]
@@ -140,7 +126,7 @@ async def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_t
         house.fs.kv_close(gone)
         source = await a_file(house, "source.kv", 4)
         await imported(house, inode)
-        made = await assembled(house, extract(house, source, [(1, 4 * PAGE)], "made.kv"), "made.kv")
+        made = await house.assemble(extract(house, source, [(1, 4 * PAGE)], "made.kv"), "made.kv")
         copy = house.fs.kv_open(ROOT, "imported.kv", write=False)
         await a_file(house, "other.kv", 5)
         assert not all(places(house, source))
@@ -156,7 +142,7 @@ async def test_a_file_that_no_call_has_used_goes_down_by_advice_and_not_before_t
 async def test_advice_takes_a_file_out_of_memory_that_was_brought_and_not_used(tmp_path):
     async with small(tmp_path) as house:
         source = await a_file(house, "source.kv", 4)
-        made = await assembled(house, extract(house, source, [(1, 4 * PAGE)], "made.kv"), "made.kv")
+        made = await house.assemble(extract(house, source, [(1, 4 * PAGE)], "made.kv"), "made.kv")
         await house.sync("made.kv")
         house.volume.pager.demote(made.table)
         assert places(house, made) == [False] * 4

@@ -6,22 +6,15 @@ import pytest
 from kvfs.images.format import ImageFormat, all_finite
 from kvfs.images.header import parse_header
 from kvfs.images.importer import ImageImport, survey
-from kvfs.images.snapshot import Snapshot
 from kvfs.pages.accounts import AccountLimits
 from kvfs.pages.digest import digest
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import Invalid, NoSpace
 from tests.kvfs.fakes import BytesSource, FakeDecoder, FakeStore, import_image
+from tests.kvfs.images.hostile import image_of
 
 ANN, BOB = 1001, 1002
-
-
-def image_of(table: PageTable, image_format: ImageFormat) -> bytes:
-    snapshot = Snapshot(table, image_format)
-    data = bytes(snapshot.read(0, snapshot.size))
-    snapshot.close()
-    return data
 
 
 @pytest.fixture
