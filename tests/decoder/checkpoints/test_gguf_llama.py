@@ -8,12 +8,10 @@ import pytest
 
 from decoder.checkpoints.gguf import read_gguf
 from decoder.checkpoints.gguf_llama import read_gguf_llama
-from decoder.cpu.backend import CpuDecoder
 from decoder.model import load_model
 from decoder.tiny import random_weights
 from libsym.errors import Invalid
-from tests.decoder.checkpoints.families import FULL, PIECES, SLIDING, TOKENS, assert_close, model_of
-from tests.decoder.reference import ReferenceDecoder
+from tests.decoder.checkpoints.families import FULL, SLIDING, TOKENS, assert_close, model_of
 from tests.decoder.small_checkpoints import (
     CONFIG,
     converted,
@@ -61,11 +59,8 @@ FILES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("case", "shape", "extra"), FILES)
 def test_a_file_of_a_family_gives_the_logits_of_transformers(tmp_path, case, shape, extra):
     theirs = model_of(case, **shape)
-    expected = expected_logits(theirs, TOKENS)
     model = load_model(str(converted(theirs, tmp_path / "small.gguf", **extra)))
-    for backend in (ReferenceDecoder, CpuDecoder):
-        for pieces in PIECES:
-            assert_close(logits_of(model, TOKENS, *pieces, backend=backend), expected)
+    assert_close(logits_of(model, TOKENS), expected_logits(theirs, TOKENS))
 
 
 @pytest.mark.slow

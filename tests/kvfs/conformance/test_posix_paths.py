@@ -27,13 +27,6 @@ def test_names_at_their_limits_are_as_good_as_any(twins: Twins) -> None:
     twins.compare("make regular %bytes\n {line} -> *", line=on(NEEDS_EXISTING, "%bytes"))
 
 
-def test_every_directory_on_the_way_must_be_searchable(twins: Twins) -> None:
-    start = "mkdir d 0777\n make regular f\n chown f bob bob\n chmod . 0777\n chown d ann ann\n"
-    found = twins.compare(start + "chmod d 0776\n bob: {line} -> *", line=on(MAKES, "d/x"))
-    existing = "make regular d/x\n chown d/x bob bob\n chmod d 0776\n bob: {line} -> *"
-    assert set(found + twins.compare(start + existing, line=on(NEEDS_EXISTING, "d/x"))) == {"EACCES"}
-
-
 def test_links_are_followed_by_those_who_follow(twins: Twins) -> None:
     targets = "regular; dir; none"
     script = "make regular f\n make {target} t\n symlink t l\n {line} -> *\n stat t -> *"

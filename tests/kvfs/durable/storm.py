@@ -143,7 +143,7 @@ class Storm:
                 await self._heal(self._disk)
 
     async def _watch(self) -> None:
-        """Give another task its turn."""
+        """Raise Lost when no operation ends for so long that it is a deadlock."""
         done = -1
         while True:
             if self.num_done != done:
