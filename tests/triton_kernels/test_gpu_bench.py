@@ -57,52 +57,32 @@ def test_logits_are_near_those_of_float64(interpreted):
     assert errors["fp8 KV"] < 0.05
 
 
-def test_a_part_that_there_is_not_is_named():
-    command = [sys.executable, str(ROOT / "scripts" / "bench" / "gpu.py"), "--interpret", "--only", "tests,attentoin"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 2
-    assert "no attentoin among tests, attention" in done.stderr
-
-
-BROKEN = """
+WRONG = """
 import sys
-sys.argv = ["gpu.py", "--interpret", "--only", "products"]
 sys.path.insert(0, "scripts/bench")
 import gpu, gpu_kernels
+
+report, sound = gpu.Report(interpret=True), gpu.ROOT
+gpu.ROOT = gpu.Path(sys.argv[1])
+gpu.run_tests(report, gpu.TOY)
+assert report.failures == ["tests: test_a.py: exit status -6: "], report.failures
+assert report.parts["tests"]["all files"]["passed_share"] == 0.0
+gpu.ROOT = sound
+
+sys.argv = ["gpu.py", "--interpret", "--only", "tests,attentoin"]
+try:
+    gpu.main()
+except SystemExit as error:
+    assert error.code == 2
+
 right = gpu_kernels.product_bits
 gpu_kernels.product_bits = lambda *arguments: right(*arguments) | {"same_bits": 0.0}
+sys.argv = ["gpu.py", "--interpret", "--only", "products"]
 sys.exit(gpu.main())
 """
 
 
-def test_bits_that_differ_fail_the_run():
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "FAILED: products: o: the same bits in any batch" in done.stdout
-
-
-CRASHING = """
-import sys
-sys.path.insert(0, "scripts/bench")
-import gpu
-gpu.ROOT = gpu.Path(sys.argv[1])
-report = gpu.Report(interpret=True)
-gpu.run_tests(report, gpu.TOY)
-assert report.failures == ["tests: test_a.py: exit status -6: "], report.failures
-assert report.parts["tests"]["all files"]["passed_share"] == 0.0
-"""
-
-
-def test_a_test_file_that_crashes_is_a_failure(tmp_path):
+def test_a_test_file_that_crashes_an_unknown_part_and_bits_that_differ_are_failures(tmp_path):
     for file, text in (
         ("scripts/bench/gpu_tests.py", "import os\nos.abort()\n"),
         ("triton_kernels/a.py", ""),
@@ -110,6 +90,9 @@ def test_a_test_file_that_crashes_is_a_failure(tmp_path):
     ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
-    command = [sys.executable, "-c", CRASHING, tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", WRONG, tmp_path]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "no attentoin among tests, attention" in done.stderr
+    assert "FAILED: products: o: the same bits in any batch" in done.stdout
