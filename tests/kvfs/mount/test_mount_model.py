@@ -314,7 +314,7 @@ def test_random_programs_agree_with_plain_lists(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=10,
+            max_examples=7,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
