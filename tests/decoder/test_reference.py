@@ -1,13 +1,9 @@
-"""The reference, which `checkpoints/test_huggingface.py` compares with transformers: its masks, and its arena."""
+"""The reference, which `checkpoints/test_huggingface.py` compares with transformers: its masks."""
 
 import numpy as np
 import pytest
 
-from decoder.cpu.arena import Arena
-from decoder.tiny import random_weights, tiny_config
-from libsym.errors import Invalid
 from tests.decoder.bench import Call
-from tests.decoder.reference import ReferenceDecoder
 
 
 @pytest.mark.parametrize("shape", [{}, {"qkv_bias": True, "qk_norm": True, "post_norms": True, "attn_softcap": 5.0}])
@@ -31,9 +27,3 @@ def test_what_a_mask_says_of_later_entries_changes_nothing(reference_bench):
     (expected,) = bench.step(Call(bench.file(30), range(30)))
     (got,) = bench.step(Call(bench.file(30), range(30), mask=np.ones((30, 30), dtype=np.bool_)))
     assert np.array_equal(got, expected)
-
-
-def test_an_arena_of_another_type_is_refused():
-    config = tiny_config()
-    with pytest.raises(Invalid, match="give it an arena of F32, not BF16"):
-        ReferenceDecoder(config, random_weights(config), Arena(config, 1, "BF16"))
