@@ -76,7 +76,7 @@ SIZES = {
     "small_length": (600, 36),
     "peer_context": (1024, 20),
     "peer_tokens": (48, 8),
-    "test_files": (99, 2),
+    "test_files": (99, 1),
     "tests_of_a_file": (0, 2),
 }
 """Sizes of the measured work: sizes for a GPU, and toy sizes for the interpreter."""

@@ -64,8 +64,8 @@ import gpu, gpu_kernels
 
 report, sound = gpu.Report(interpret=True), gpu.ROOT
 gpu.ROOT = gpu.Path(sys.argv[1])
-gpu.run_tests(report, gpu.TOY)
-assert report.failures == ["tests: test_a.py: exit status -6: "], report.failures
+gpu.run_tests(report, gpu.REAL)
+assert report.failures == [f"tests: test_{file}.py: exit status -6: " for file in "ab"], report.failures
 assert report.parts["tests"]["all files"]["passed_share"] == 0.0
 gpu.ROOT = sound
 
@@ -85,8 +85,8 @@ sys.exit(gpu.main())
 def test_a_test_file_that_crashes_an_unknown_part_and_bits_that_differ_are_failures(tmp_path):
     for file, text in (
         ("scripts/bench/gpu_tests.py", "import os\nos.abort()\n"),
-        ("triton_kernels/a.py", ""),
-        ("tests/triton_kernels/test_a.py", ""),
+        *((f"triton_kernels/{file}.py", "") for file in "ab"),
+        *((f"tests/triton_kernels/test_{file}.py", "") for file in "ab"),
     ):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
