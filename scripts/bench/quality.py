@@ -220,7 +220,7 @@ def main() -> None:
         peers=(Path, "a folder with llama-perplexity and its models"),
         threads=available_cores(),
         isa=(str, "an instruction set of the CPU decoder; default: the best here"),
-        quick=(False, "one text, and no float32 beside itself"),
+        quick=(False, "one text and one precision"),
         json=False,
     )
     options = parser.parse_args()
@@ -236,7 +236,7 @@ def main() -> None:
     del source
 
     results, isa = [], ""
-    for precision in ["bf16", "int8", "int4"] if options.quick else options.precisions.split(","):
+    for precision in ["int8"] if options.quick else options.precisions.split(","):
         ours = Ours(model, precision, options.threads, options.isa)
         isa = ours.decoder.isa
         results.append(measure(f"Symphony {precision}", ours.logits, texts, references))
