@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import Forked, run
 from tests.symphony.launchers import PIPES, end_launchers, started
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
@@ -66,7 +67,7 @@ class Daemon:
     def shell(self, command: str | list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command in the mount's directory's sight; its output is text."""
         how: dict[str, Any] = {"env": self.environment, "cwd": self.mount.parent, "timeout": 100, "text": True}
-        done = subprocess.run(command, shell=isinstance(command, str), check=False, capture_output=True, **how)
+        done = run(command, shell=isinstance(command, str), **how)
         assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done
 
@@ -77,7 +78,7 @@ class Daemon:
         """Start a LIP given as text; it has libsym as `sym`."""
         head = "import sys, os, time, threading\nimport libsym as sym\n"
         command = [sys.executable, "-c", head + textwrap.dedent(source), *arguments]
-        return subprocess.Popen(command, env=self.environment, **PIPES)
+        return Forked(command, env=self.environment, **PIPES)
 
     def run(self, source: str, *arguments: str) -> str:
         """Run a LIP given as text to its end; return its output."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from symphony.launcher.common.places import Places
+from tests.forked import Forked, run
 from tests.symphony.programs_socket import ProgramsSocket
 
 SYMPHONY = [sys.executable, "-m", "symphony"]
@@ -23,7 +24,7 @@ PIPES: dict[str, Any] = {**dict.fromkeys(("stdin", "stdout", "stderr"), subproce
 
 def started(command: list[Any], **how: Any) -> Any:
     """A process, with pipes or without: who reads one knows that it is there."""
-    return subprocess.Popen(command, **how)
+    return Forked(command, **how)
 
 
 class Launchers:
@@ -57,7 +58,7 @@ class Launchers:
         how |= {"env": self.environment, "cwd": self.directory, "timeout": 60}
         how |= {} if "input" in how else {"stdin": subprocess.DEVNULL}
         command = [*SYMPHONY, *map(str, words)]
-        done = subprocess.run(command, check=False, capture_output=True, text=text, **how)
+        done = run(command, text=text, **how)
         assert not check or done.returncode == 0, (words, done.returncode, done.stdout, done.stderr)
         return done
 

@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from lips.gateway.keys import new_key
+from tests.forked import Forked
 from tests.lips.gateway.wire import running, until
 from tests.symphony.daemons import Daemon, a_daemon
 
@@ -40,7 +41,7 @@ class Gateway:
         self.daemon = daemon
         self.is_blind = blind
         state = str(daemon.mount.parent / "of_gateway")
-        self.process = subprocess.Popen(
+        self.process = Forked(
             [sys.executable, *(["-c", BLIND] if blind else ["-m", "lips.gateway"]), "--port", "0", *options],
             stderr=subprocess.PIPE,
             text=True,
