@@ -52,6 +52,12 @@ def _exit(worker: int) -> None:
         os._exit(0)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files first whose tests may take long, as their timeouts say. Else one worker has them in the end."""
+    long = {item.path for item in items if item.get_closest_marker("timeout")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 def pytest_collection_finish() -> None:
     """Freeze what the collection of tests has made. Otherwise each full collection of garbage takes half a second."""
     gc.freeze()
