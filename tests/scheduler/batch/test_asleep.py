@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 
 from libsym.abi import Op
 from libsym.channel.hot import HOT_FUNCTIONS
@@ -40,7 +41,7 @@ class Sleeper(Side):
             await self.ask(CREATE)
             await self.ask(pred(1, 1, 2, 3, flags=0))
             self.nursery.start_soon(self._serve)
-            await trio.sleep(0.02)
+            await trio.testing.wait_all_tasks_blocked(0.02)  # else its first waking could be counted
             self.num_woken = 0
             await scenario()
 
