@@ -15,8 +15,6 @@ from symphony.launcher.common.finding import PURPOSES, does_without_sandbox, shi
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = shipped()
-MOST_LINES = 400
-"""Maximum number of lines of a page that a person can hold."""
 
 
 def manual(page):
@@ -76,10 +74,8 @@ def test_a_package_that_ships_may_say_that_it_needs_no_sandbox_and_nothing_else_
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES.values(), "lips", "lips-gateway-fields"}))
-def test_a_page_is_short_and_has_an_example(page):
-    text = manual(page)
-    assert text.count("\n") <= MOST_LINES
-    assert re.search(r"^\.EX\n\$ ", text, re.MULTILINE)
+def test_a_page_has_an_example_and_the_overview_names_it(page):
+    assert re.search(r"^\.EX\n\$ ", manual(page), re.MULTILINE)
     assert page == "lips" or f".BR {page} (7)" in MANUAL or f".BR {page} (7)" in manual("lips-gateway")
 
 

@@ -116,19 +116,3 @@ def test_the_manual_of_the_module_runs(mount):
 
 def test_help_names_everything_that_there_is():
     assert set(sym.__all__) - set(re.findall(r"\w+", sym.__doc__)) == set()
-
-
-def arguments(function):
-    found = inspect.signature(function).parameters.values()
-    return [(each.name, each.kind, each.default) for each in found]
-
-
-def test_coroutines_have_the_names_and_the_arguments_of_the_functions():
-    """`sym.aio.pred` is called as `sym.pred` is, and nothing that waits is missing."""
-    for name in sym.aio.__all__:
-        coroutine, function = getattr(sym.aio, name), getattr(sym, name, None)
-        if inspect.isfunction(function):
-            assert arguments(coroutine) == arguments(function), name
-    functions = {name for name in sym.__all__ if inspect.isfunction(getattr(sym, name))}
-    wait_for_nothing = {"TTL", "PRIORITY", "command", "main", "perplexity"}  # two run coroutine functions, too
-    assert functions - set(sym.aio.__all__) == wait_for_nothing

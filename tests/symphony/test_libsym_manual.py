@@ -17,8 +17,6 @@ from tests.symphony.examples import run_examples
 MAN = Path(__file__).resolve().parents[2] / "man"
 SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(MAN.glob("libsym*.3"))}
 SOURCE = "".join(SOURCES.values())
-MOST_LINES = 400
-"""Maximum number of lines of a page that a person can hold."""
 
 
 def plain(line: str) -> str:
@@ -60,8 +58,7 @@ def test_its_example_does_what_it_says(name, shared):
 
 
 @pytest.mark.parametrize("page", SOURCES)
-def test_a_page_is_short_and_has_examples_and_the_first_names_it(page):
-    assert SOURCES[page].count("\n") <= MOST_LINES
+def test_a_page_has_examples_and_the_first_names_it(page):
     assert ".EX\n>>> " in SOURCES[page]
     assert f".BR {page} (3)\n".replace("-", "\\-") in SOURCES["libsym"]
 

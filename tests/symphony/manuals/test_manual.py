@@ -19,6 +19,8 @@ from symphony.manuals.manual_text import plain_line, plain_text
 MAN = Path(__file__).resolve().parents[3] / "man"
 PAGES = find_pages([MAN])
 WRITTEN = [page for page in PAGES if not page.is_alias]
+MOST_LINES = 400
+"""Maximum number of lines of a page that a person can hold."""
 OF_ALL = {"-h", "--help"}
 """Described in symphony(1) alone."""
 OF_OTHER_PROGRAMS = {"-u", "--kv", "--resume", "--reflink", "--rollback", "--rpc", "--metrics"}
@@ -120,7 +122,8 @@ def test_two_linters_find_nothing(page):
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.name}.{page.section}")
-def test_a_page_says_what_it_is_and_of_which_release_and_its_links_lead_somewhere(page):
+def test_a_page_is_short_says_what_it_is_and_of_which_release_and_its_links_lead_somewhere(page):
+    assert page.text().count("\n") <= MOST_LINES
     linked = re.findall(r"\b((?:symphony|libsym|lips)[\w.-]*|kv|kvfs) ?\(([1-8])\)", plain_text(page.text()))
     assert set(linked) - {(each.name, each.section) for each in PAGES} == set()
     first = plain_line(page.text().partition("\n")[0])
