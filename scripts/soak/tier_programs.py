@@ -21,8 +21,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.symphony.daemons import Daemon  # noqa: E402 - the path comes first
-from tests.symphony.tier_programs import Crowd, Said, check_what_was_synced  # noqa: E402
+from tier_crowd import Crowd, Said, check_what_was_synced  # noqa: E402 - the path comes first
+
+from tests.symphony.daemons import Daemon  # noqa: E402
 
 TIMEOUT_S = 600
 PAGE_BYTES = 8192

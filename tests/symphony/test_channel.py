@@ -13,6 +13,22 @@ from libsym import abi
 
 
 @pytest.mark.slow
+def test_a_program_that_is_killed_in_the_middle_leaves_nothing(emptied):
+    program = emptied.program("""
+        kv = sym.kv_create()
+        sym.kv_write(kv, [1] * 500)
+        print("ready", flush=True)
+        while True:
+            sym.kv_truncate(kv, 0)
+            sym.kv_write(kv, [1] * 2000)
+    """)
+    assert program.stdout.readline() == "ready\n"
+    assert sym.daemon_stat()["lips"] == 2
+    program.send_signal(signal.SIGKILL)
+    program.communicate(timeout=30)
+
+
+@pytest.mark.slow
 def test_a_program_that_ended_is_gone_even_if_a_child_has_its_socket(shared):
     """The child comes of fork(2) behind Python's back, and so keeps every descriptor."""
     program = shared.program(
