@@ -35,6 +35,9 @@ os.environ["SYMPHONY_WEIGHTS_CACHE"] = ""
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+OWN_PROCESSES = {"start_daemon", "own_launchers", "start_gateway"}
+"""Fixtures that start processes for one test. A test that has one of them is slow."""
+
 gc.disable()  # imports of tests leave little garbage; `pytest_collection_finish` enables collections
 
 
@@ -56,6 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files first whose tests may take long, as their timeouts say. Else one worker has them in the end."""
     long = {item.path for item in items if item.get_closest_marker("timeout")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if OWN_PROCESSES & {*getattr(item, "fixturenames", ())}:
+        item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

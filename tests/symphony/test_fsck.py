@@ -6,7 +6,6 @@ import json
 import pytest
 
 import libsym as sym
-from symphony.cli import main
 from tests.kvfs.durable.damage import flip
 from tests.symphony.daemons import Daemon
 from tests.symphony.launchers import eventually
@@ -19,14 +18,6 @@ def damage_page(daemon: Daemon, page: int, page_bytes: int) -> None:
     flip(path, 4096 + page * (-(-page_bytes // 4096) * 4096) + 100)
 
 
-@pytest.fixture
-def symphony(capsys):
-    """Return a function that runs a command in this process, and gives its status and its output."""
-
-    return lambda *words: (main(words), *capsys.readouterr())
-
-
-@pytest.mark.slow
 def test_damage_is_named_by_fsck_is_eio_in_a_daemon_or_its_refusal_in_one_line_and_is_mended(
     start_daemon, symphony, monkeypatch
 ):

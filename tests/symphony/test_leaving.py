@@ -82,7 +82,6 @@ EXTENSIONS = [
 ]
 
 
-@pytest.mark.slow
 def test_programs_that_import_extensions_succeed(launchers):
     """A program imports all that is here of the extensions that people use most: each has modules of its own kind."""
     found = [name for name in EXTENSIONS if importlib.util.find_spec(name.partition(".")[0])]
@@ -94,7 +93,6 @@ def test_programs_that_import_extensions_succeed(launchers):
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ENDS.values(), ids=ENDS.keys())
 def test_a_program_ends_as_where_python_runs_it(launchers, source):
     prog, left = launchers.script(source), launchers.directory / "left.txt"

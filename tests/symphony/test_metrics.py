@@ -3,7 +3,6 @@
 import os
 import urllib.request
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.symphony.launchers import eventually
@@ -19,7 +18,6 @@ def families(text):
     }
 
 
-@pytest.mark.slow
 def test_the_port_tells_what_the_file_does_and_prometheus_understands_it(start_daemon):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M", "--metrics-port", "0")
     daemon.run(

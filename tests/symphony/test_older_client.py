@@ -129,10 +129,10 @@ EVERYTHING = """
 """
 
 
-def test_every_call_gives_an_older_program_what_it_gives_a_new_one(daemon, older, tmp_path):
+def test_every_call_gives_an_older_program_what_it_gives_a_new_one(shared, older, tmp_path):
     program = tmp_path / "everything.py"
     program.write_text(textwrap.dedent(EVERYTHING))
-    said = {each: run(each, daemon, program, each) for each in (older, ROOT)}
+    said = {each: run(each, shared, program, each) for each in (older, ROOT)}
     assert said[older] == said[ROOT]
     assert len(said[ROOT].splitlines()) > 15
 
@@ -140,17 +140,17 @@ def test_every_call_gives_an_older_program_what_it_gives_a_new_one(daemon, older
 @pytest.mark.parametrize(
     ("lip", "words"), [("completion", ["Once"]), ("ask", ["Who are you?"]), ("prefix", ["one", "two"])]
 )
-def test_the_programs_of_the_older_release_say_what_those_of_the_new_one_do(daemon, older, lip, words):
+def test_the_programs_of_the_older_release_say_what_those_of_the_new_one_do(shared, older, lip, words):
     was = lip if (older / f"lips/{lip}.py").exists() else "plain"  # so completion was called
-    said = [run(tree, daemon, tree / f"lips/{name}.py", *words) for tree, name in ((older, was), (ROOT, lip))]
+    said = [run(tree, shared, tree / f"lips/{name}.py", *words) for tree, name in ((older, was), (ROOT, lip))]
     assert sorted(said[0].splitlines()) == sorted(said[1].splitlines())
     assert said[0] not in ("", "\n")
 
 
-def test_the_example_in_C_of_the_older_release_runs(daemon, older):
+def test_the_example_in_C_of_the_older_release_runs(shared, older):
     source = older / "libsym/examples/greedy.c"
     subprocess.run(["gcc", "-std=gnu11", "-I", older / "libsym", "-o", older / "greedy", source], check=True)
-    said = [subprocess.check_output([older / "greedy", str(daemon.socket), "Once", "20"]) for _ in range(2)]
+    said = [subprocess.check_output([older / "greedy", str(shared.socket), "Once", "20"]) for _ in range(2)]
     assert said[0] == said[1] != b""
 
 

@@ -33,8 +33,8 @@ def launch(tmp_path):
 
 
 @pytest.fixture
-def launcher(daemon, launch):
-    return launch(daemon)
+def launcher(shared, launch):
+    return launch(shared)
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def reach(monkeypatch):
 
 
 @pytest.fixture
-def reached(daemon, reach):
-    return reach(daemon)
+def reached(shared, reach):
+    return reach(shared)
 
 
 @pytest.fixture
@@ -91,7 +91,6 @@ def use_the_model(kv):
         sym.pred(other, [1, 2, 3], top_k=2)
 
 
-@pytest.mark.slow
 def test_the_tokens_of_all_programs_are_those_that_the_decoder_computed(start_daemon, launch, reach):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "64M")
     reach(daemon)
@@ -189,7 +188,6 @@ def test_why_a_program_waits_is_told(reached, launcher):
         eventually(lambda: program(number).state == "waiting for a lock")
         assert program(number).call == "kv_lock"
     waiter.communicate()
-    sym.kv_remove("lock.kv")
     with sym.kv_create() as kv:
         generation = sym.generate(kv, [1], max_tokens=3000)
         next(generation)
@@ -282,7 +280,6 @@ def test_page_seconds_are_limited_though_nothing_is_asked_for(limited, launcher)
 # ---- admission, restarts
 
 
-@pytest.mark.slow
 def test_a_user_s_programs_are_admitted_up_to_a_number_and_survive_a_restart_of_the_daemon(start_daemon, launch, reach):
     daemon = reach(start_daemon("--model", "tiny", "--kv-memory", "8M", "--programs", "2"))
     launcher = launch(daemon)

@@ -156,7 +156,6 @@ def test_options_behind_the_program_are_its_own(launchers):
     assert launchers.symphony("run", "--", program, "-d").stdout == "['-d']\n"
 
 
-@pytest.mark.slow
 def test_without_a_daemon_it_says_so_and_starts_no_launcher(own_launchers):
     launchers = own_launchers
     launchers.daemon.stop()
@@ -172,7 +171,6 @@ def test_without_a_daemon_it_says_so_and_starts_no_launcher(own_launchers):
     launchers.daemon.start()
 
 
-@pytest.mark.slow
 def test_the_daemon_hears_of_start_pid_and_end_and_may_refuse(own_launchers):
     launchers = own_launchers
     program = launchers.script("open('ran', 'w'); sys.exit(4)")
@@ -207,7 +205,6 @@ def test_a_signal_to_the_client_is_one_to_the_program(launchers, number, status,
     assert run.wait(20) == status
 
 
-@pytest.mark.slow
 def test_a_client_that_dies_hangs_its_program_up(own_launchers):
     launchers = own_launchers
     run = launchers.client("run", "--isolation", "none", launchers.script("print(os.getpid())\ntime.sleep(60)"))
@@ -227,7 +224,6 @@ def test_a_client_under_nohup_stays_with_its_program(launchers):
     assert run.wait(20) == 0
 
 
-@pytest.mark.slow
 def test_a_client_whose_reader_goes_ends_quietly(own_launchers):
     launchers = own_launchers
     run = launchers.client("run", launchers.script("for i in range(10**6): print(i)"))
@@ -238,7 +234,6 @@ def test_a_client_whose_reader_goes_ends_quietly(own_launchers):
     assert launchers.symphony("wait", "prog", check=False).stdout == "129\n"
 
 
-@pytest.mark.slow
 def test_a_client_that_does_not_read_holds_the_program_up_and_loses_nothing(own_launchers):
     launchers = own_launchers
     program = launchers.script("""

@@ -9,8 +9,6 @@ import struct
 import termios
 from pathlib import Path
 
-import pytest
-
 from tests.symphony.launchers import SYMPHONY, eventually, has_gone
 
 
@@ -50,7 +48,6 @@ class Terminal:
         return status
 
 
-@pytest.mark.slow
 def test_a_program_has_a_terminal_of_the_same_size_that_follows_its_users(launchers):
     program = launchers.script("""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
@@ -74,7 +71,6 @@ def test_a_program_has_a_terminal_of_the_same_size_that_follows_its_users(launch
     assert terminal.status() == 6
 
 
-@pytest.mark.slow
 def test_a_list_of_programs_is_no_wider_than_the_terminal(launchers):
     launchers.symphony("run", launchers.script("pass"), "word " * 200)
     listed = Terminal(launchers, "ps", "--all", size=(30, 90))
@@ -83,7 +79,6 @@ def test_a_list_of_programs_is_no_wider_than_the_terminal(launchers):
     assert listed.status() == 1, "there is no daemon"
 
 
-@pytest.mark.slow
 def test_ctrl_c_is_a_key_of_the_program(launchers):
     terminal = Terminal(launchers, "run", launchers.script("print('ready')\ntime.sleep(60)"))
     terminal.shows("ready")
@@ -92,7 +87,6 @@ def test_ctrl_c_is_a_key_of_the_program(launchers):
     assert terminal.status() == 130
 
 
-@pytest.mark.slow
 def test_ctrl_p_ctrl_q_leaves_a_program_that_goes_on_and_is_attached_again(launchers):
     program = launchers.script("""
         print("ready")
@@ -114,7 +108,6 @@ def test_ctrl_p_ctrl_q_leaves_a_program_that_goes_on_and_is_attached_again(launc
     assert again.status() == 3
 
 
-@pytest.mark.slow
 def test_a_terminal_that_is_closed_hangs_the_program_up(launchers):
     program = launchers.script("print(os.getpid(), 'ready')\ntime.sleep(60)")
     terminal = Terminal(launchers, "run", "--isolation", "none", program)
@@ -125,7 +118,6 @@ def test_a_terminal_that_is_closed_hangs_the_program_up(launchers):
     assert launchers.symphony("wait", "prog", check=False).stdout == "129\n"
 
 
-@pytest.mark.slow
 def test_the_users_terminal_is_as_it_was_afterwards(launchers):
     master, slave = pty.openpty()
     before = termios.tcgetattr(slave)
@@ -138,7 +130,6 @@ def test_the_users_terminal_is_as_it_was_afterwards(launchers):
     os.close(slave)
 
 
-@pytest.mark.slow
 def test_ctrl_z_stops_client_and_program_together(launchers):
     """The streams are pipes: the key reaches the client as a signal."""
     program = launchers.script("print(os.getpid())\nwhile True: time.sleep(0.01)")

@@ -163,7 +163,6 @@ def test_the_status_is_the_programs_own(launchers):
         assert launchers.symphony("run", launchers.script(source), check=False).returncode == status
 
 
-@pytest.mark.slow
 def test_a_zygote_that_is_killed_takes_sandboxes_along(own_launchers):
     run = own_launchers.client("run", own_launchers.script("print('ready', flush=True)\ntime.sleep(600)"))
     run.stdout.readline()
@@ -173,7 +172,6 @@ def test_a_zygote_that_is_killed_takes_sandboxes_along(own_launchers):
     assert run.wait(20) == 128 + signal.SIGKILL
 
 
-@pytest.mark.slow
 def test_where_a_kernel_gives_no_namespaces_nothing_runs_and_the_cause_is_named(own_launchers):
     """Within a user namespace of the test's own, where the number of further ones is bounded to none."""
     program = own_launchers.script("print('ran')")

@@ -34,7 +34,6 @@ def shared_parent(tmp_path):
         subprocess.run(["umount", tmp_path], check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("shared_parent")
 def test_a_mount_comes_back_where_its_parent_is_shared(tmp_path_factory, start_daemon):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "64M")

@@ -8,7 +8,7 @@ import pytest
 import libsym as sym
 from libsym.channel.process import process
 
-pytestmark = pytest.mark.usefixtures("connected")
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def shown(thing: Any) -> Any:

@@ -16,11 +16,10 @@ CHILD = {"ok": True, "id": "1f2e3d4c", "name": "child", "pid": 4242}
 
 
 @pytest.fixture
-def launcher(daemon, tmp_path, monkeypatch):
+def launcher(shared, tmp_path):
     """A launcher that has this process as a program."""
     sym.close()
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
-    launcher: Any = FakeLauncher(daemon.socket, tmp_path)
+    launcher: Any = FakeLauncher(shared.socket, tmp_path)
     launcher.number = launcher.start("parent")
     sym.connect(launcher.socket_of(launcher.number))
     yield launcher
@@ -150,24 +149,20 @@ def test_what_waits_for_a_launcher_that_goes_fails(launcher):
         assert found[0].errno == errno.EHOSTDOWN
 
 
-def test_a_program_that_no_launcher_started_is_told_what_to_do(connected):
+def test_a_program_that_no_launcher_started_is_told_what_to_do(shared):
     for call in (lambda: sym.spawn("a.py"), lambda: sym.wait("1f2e3d4c"), lambda: sym.kill("1f2e3d4c")):
         with pytest.raises(sym.NotSupported, match="start it with `symphony run`"):
             call()
 
 
-def test_a_connection_of_a_domain_starts_nothing_and_sees_its_own_program_alone(launcher, daemon):
+def test_a_connection_of_a_domain_starts_nothing_and_sees_its_own_program_alone(launcher, shared):
     sym.close()
-    (daemon.mount / "guests").mkdir()
-    os.setxattr(daemon.mount / "guests", "user.kv.quota", b"1M")
-    try:
-        sym.connect(launcher.socket_of(other := launcher.start("gateway")), domain="guests")
-        with pytest.raises(sym.NotPermitted, match="confined to a domain"):
-            sym.spawn("a.py")
-        assert [each.id for each in sym.programs(ended=True)] == [other]
-    finally:
-        sym.close()
-        (daemon.mount / "guests").rmdir()
+    (shared.mount / "guests").mkdir()
+    os.setxattr(shared.mount / "guests", "user.kv.quota", b"1M")
+    sym.connect(launcher.socket_of(other := launcher.start("gateway")), domain="guests")
+    with pytest.raises(sym.NotPermitted, match="confined to a domain"):
+        sym.spawn("a.py")
+    assert [each.id for each in sym.programs(ended=True)] == [other]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

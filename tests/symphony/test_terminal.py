@@ -21,7 +21,6 @@ from tests.symphony.sandboxes import needs_sandbox
 from tests.symphony.services import OTHER_UID, as_user
 
 
-@pytest.mark.slow
 @needs_sandbox
 def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(launchers):
     home = launchers.directory = launchers.runtime / "home"
@@ -57,14 +56,14 @@ def test_of_a_program_that_ships_hidden_arguments_alone_are_named_and_no_directo
 
 
 @pytest.mark.slow
-def test_symphony_alone_says_what_it_is_whether_a_daemon_runs_and_how_to_begin(daemon):
+def test_symphony_alone_says_what_it_is_whether_a_daemon_runs_and_how_to_begin(shared):
     environment = {**os.environ, "SYMPHONY_SOCKET": "/nowhere.sock"}
     without = subprocess.run(SYMPHONY, capture_output=True, text=True, check=False, env=environment).stdout
-    with_daemon = daemon.symphony().stdout
+    with_daemon = shared.symphony().stdout
     for said in (with_daemon, without):
         assert said.startswith("Symphony: an operating system for LLM inference programs.\n")
         assert len(re.findall(r"^  symphony ", said, re.MULTILINE)) == 3
-    assert f"a daemon serves tiny; its KV files are in {daemon.mount}" in with_daemon
+    assert f"a daemon serves tiny; its KV files are in {shared.mount}" in with_daemon
     assert "no daemon listens at /nowhere.sock" in without
     assert "  symphony serve " in without
 
@@ -115,8 +114,8 @@ def test_the_columns_of_ps_are_as_wide_as_what_is_in_them():
     ]
 
 
-@pytest.mark.slow
-def test_ps_leaves_out_commands_of_symphony(daemon):
+def test_ps_leaves_out_commands_of_symphony(start_daemon):
+    daemon = start_daemon("--model", "tiny")
     assert "0 names" in daemon.symphony("stat").stdout
     daemon.run("with sym.kv_create('one.kv'): pass")
     assert "1 name\n" in daemon.symphony("stat").stdout
@@ -124,7 +123,6 @@ def test_ps_leaves_out_commands_of_symphony(daemon):
     assert {each["name"] for each in ended} == {"python"}
 
 
-@pytest.mark.slow
 def test_a_daemon_that_dies_under_a_chat_is_told_in_one_line(start_daemon):
     daemon = start_daemon("--model", "tiny")
     how: dict[str, Any] = {"env": daemon.environment, "cwd": daemon.mount.parent, **PIPES}
@@ -141,7 +139,6 @@ def test_a_daemon_that_dies_under_a_chat_is_told_in_one_line(start_daemon):
     assert chat.returncode == 1
 
 
-@pytest.mark.slow
 def test_du_means_a_directory_of_the_working_directory_and_knows_sizes_of_another_model(start_daemon):
     daemon = start_daemon("--model", "tiny")
     daemon.run("sym.kv_mkdir('sub'); kv = sym.kv_create('sub/a.kv'); sym.kv_write(kv, [1] * 64); kv.close()")
@@ -159,7 +156,6 @@ def test_du_means_a_directory_of_the_working_directory_and_knows_sizes_of_anothe
     assert int(hot) * 2 == other.stat()["page_bytes"]
 
 
-@pytest.mark.slow
 def test_who_cannot_create_a_file_is_told_what_root_would_do(start_daemon, open_to_all):
     create = as_user(OTHER_UID, "try: print(sym.kv_create('mine.kv'))\nexcept sym.NoAccess as error: print(error)")
     daemon = start_daemon("--model", "tiny")
@@ -170,7 +166,6 @@ def test_who_cannot_create_a_file_is_told_what_root_would_do(start_daemon, open_
     assert start_daemon("--model", "tiny", "--open").run(create).startswith("<KV mine.kv")
 
 
-@pytest.mark.slow
 def test_a_launcher_that_cannot_be_started_is_told_in_one_line(launchers):
     launchers.symphony("run", launchers.script(""))
     lock = launchers.state / "lock"
@@ -183,7 +178,6 @@ def test_a_launcher_that_cannot_be_started_is_told_in_one_line(launchers):
     lock.rmdir()
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_foretold_and_logged_once_with_what_is_used_and_the_limit(start_daemon, tmp_path):
     state = tmp_path / "state"
     state.mkdir()

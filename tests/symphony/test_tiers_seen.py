@@ -167,7 +167,6 @@ def test_a_lease_ends_by_itself_can_become_a_pin_for_good_and_be_taken_back(smal
     put(small, "a.kv", "disk")
 
 
-@pytest.mark.slow
 @needs_root
 def test_no_more_may_be_pinned_than_the_daemon_says_and_advice_outlives_it(start_small, open_to_all):
     daemon = start_small("--pin-share", "0.5")
@@ -276,7 +275,6 @@ def test_a_loop_of_tasks_hears_it_too_also_of_a_quota_that_is_nearly_full(small)
 # ---- the policy
 
 
-@pytest.mark.slow
 def test_the_policy_is_a_file_of_the_operators_and_changes_with_the_configuration(start_small, tmp_path):
     mine, config = tmp_path / "mine.py", tmp_path / "symphony.toml"
 

@@ -30,17 +30,6 @@ def wait_for(path):
     eventually(lambda: path.exists() and path.stat().st_size)
 
 
-@pytest.fixture
-def symphony(capsys):
-    """Return a function that runs a command in this process, and gives its status and its output."""
-
-    def run(*words):
-        status = main([str(word) for word in words])
-        return (status, *capsys.readouterr())
-
-    return run
-
-
 @pytest.mark.slow
 def test_what_programs_did_is_recorded_dumped_summed_up_and_shown(shared, symphony, tmp_path):
     path = tmp_path / "x.trace"
@@ -130,7 +119,6 @@ def test_another_user_may_not_record(shared):
     assert told == f"{errno.EPERM}\n"
 
 
-@pytest.mark.slow
 def test_a_daemon_that_ends_leaves_what_was_recorded(start_daemon, symphony, tmp_path):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
     path = tmp_path / "x.trace"

@@ -11,7 +11,7 @@ class Thought(sym.Tree):
 
 
 @pytest.mark.slow
-def test_each_node_goes_on_where_its_parent_stood(connected):
+def test_each_node_goes_on_where_its_parent_stood(shared):
     root = Thought(sym.kv_create())
     root.kv.write([65])
     first, second = root.fork(), root.fork()
@@ -27,7 +27,7 @@ def test_each_node_goes_on_where_its_parent_stood(connected):
     assert max(root.leaves(), key=lambda node: node.score) is second
 
 
-def test_a_pruned_branch_gives_its_pages_back(connected):
+def test_a_pruned_branch_gives_its_pages_back(shared):
     root = sym.Tree(sym.kv_create())
     root.kv.write([65] * 64)
     free = sym.daemon_stat()["num_free_pages"]
@@ -59,7 +59,7 @@ def test_a_shell_sees_a_tree_that_has_a_path(emptied):
     root.kv.close()
 
 
-def test_branches_grow_side_by_side_in_an_event_loop(connected):
+def test_branches_grow_side_by_side_in_an_event_loop(shared):
     async def grow():
         async with await sym.aio.kv_create() as kv:
             root = sym.aio.Tree(kv)
@@ -77,7 +77,7 @@ def test_branches_grow_side_by_side_in_an_event_loop(connected):
     assert anyio.run(grow) == ([], [1] * 5)
 
 
-def test_a_budget_counts_what_the_program_computes(connected):
+def test_a_budget_counts_what_the_program_computes(shared):
     budget = sym.Budget(tokens=5)
     kv = sym.kv_create()
     kv.write([1, 2, 3])

@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from tests.lips.gateway.wire import CHAT, QUESTION, post
 
 TIMES = r"first \d+\.\d{3} s total \d+\.\d{3} s"
@@ -18,7 +16,6 @@ def test_the_log_has_a_line_a_request_and_no_client_forges_one(tiny_gateway, tin
     assert tiny_gateway.until_it_says("404").startswith("gateway: GET /nothing%0agateway:%20GET 404 total ")
 
 
-@pytest.mark.slow
 def test_the_log_is_json_where_it_is_asked_for(start_gateway):
     gateway = start_gateway("--log", "json")
     with gateway.client() as http:

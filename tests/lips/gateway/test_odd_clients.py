@@ -93,7 +93,6 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(gateway):
         assert not answer.strip() or b" 413 " in answer
 
 
-@pytest.mark.slow
 def test_a_body_that_does_not_come_is_not_waited_for(start_gateway):
     with connected(start_gateway("--body-timeout", "0.5"), head("content-length: 50") + b"{") as connection:
         assert b" 408 " in status_of(connection)
@@ -160,7 +159,6 @@ def test_readers_that_stop_keep_nobody_waiting(gateway, http):
     until(lambda: running(http) == 0)
 
 
-@pytest.mark.slow
 def test_more_than_there_is_room_for_are_told_when_to_come_again(start_gateway):
     gateway = start_gateway("--max-running", "1", "--max-waiting", "1")
     endless = request_of({**ENDLESS, "stream": True})

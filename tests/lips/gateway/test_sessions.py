@@ -149,7 +149,6 @@ def test_a_repetition_penalty_counts_the_whole_prompt_whatever_is_known_of_it(ht
     assert second["choices"][0]["message"] == first["choices"][0]["message"]
 
 
-@pytest.mark.slow
 def test_a_turn_shows_and_lends_its_conversation_as_it_was_and_excludes_all_others(
     http, files, other, gateway_daemon, start_gateway
 ):

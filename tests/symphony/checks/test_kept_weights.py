@@ -7,7 +7,6 @@ import pytest
 
 from decoder.cpu.panel_cache import BLOCK_BYTES, PanelCache
 from symphony.checks import doctor
-from symphony.cli import main
 from tests.decoder.cpu.kept_panels import NUM_BLOCKS, a_checkpoint, memory_of
 from tests.kvfs.durable.damage import flip
 
@@ -27,11 +26,11 @@ def kept(tmp_path, about):
 
 
 @pytest.fixture
-def symphony(capsys, monkeypatch, tmp_path, kept):
-    """Return a function that runs a command on the cache, and gives its status and its output."""
+def symphony(symphony, monkeypatch, tmp_path, kept):
+    """Return a function that runs a command on the cache."""
     monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none"))
     monkeypatch.setenv("SYMPHONY_WEIGHTS_CACHE", str(kept.parent))
-    return lambda *words: (main(words), *capsys.readouterr())
+    return symphony
 
 
 def states(symphony) -> dict[str, str]:

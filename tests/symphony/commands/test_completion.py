@@ -50,9 +50,9 @@ OF_PROGRAMS = {"run --detach ask --resume --max-tokens": "run --det\task --res\t
 
 
 @pytest.fixture(scope="module")
-def place(daemon, tmp_path_factory):
+def place(shared_daemon, tmp_path_factory):
     """Make a directory with names to complete, and the environment of shells in it."""
-    directory = tmp_path_factory.mktemp("completion")
+    daemon, directory = shared_daemon, tmp_path_factory.mktemp("completion")
     commands = directory / "bin"
     commands.mkdir()
     (commands / "symphony").write_text(f'#!/bin/sh\nexec {sys.executable} -P -m symphony "$@"\n')
@@ -68,6 +68,7 @@ def place(daemon, tmp_path_factory):
     environment = {**daemon.environment, **places, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
     yield SimpleNamespace(directory=directory, environment=environment)
     daemon.symphony("kill", "-s", "KILL", "ticker")
+    daemon.shell("rm kv/*.kv")
 
 
 def need(shell: str) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kvfs.tiers import loading
 from libsym.errors import Invalid
-from symphony.cli import main
 from symphony.manuals.manual_text import plain_text
 from symphony.settings.config import NO_POLICY, POLICIES, SETTINGS
 from symphony.settings.config_file import lines_of, read_config_file
@@ -221,24 +220,20 @@ def test_a_long_value_or_key_costs_no_square_of_its_length(tmp_path, text, line,
         load(path, {})
 
 
-def test_check_names_every_error_and_show_says_where_values_are_from(tmp_path, capsys):
+def test_check_names_every_error_and_show_says_where_values_are_from(tmp_path, symphony):
     path = tmp_path / "symphony.toml"
-
-    def config(*words: str) -> tuple[int, str, str]:
-        return (main(["config", *words, str(path)]), *capsys.readouterr())
-
     path.write_text(
         'model = "tiny"\nprograms = -1\n\nthreds = 1\nquota = "4X"\nkv_dtype = "fp8"\ngpu_memory = "4G"\n'
         "[weight]\nnobody-at-all = 1\nroot = 1\nnobody-either = 1\n"
     )
-    status, told, errors = config("check")
+    status, told, errors = symphony("config", "check", path)
     assert (status, told) == (1, "")
     assert [line.partition(" ")[0] for line in errors.splitlines()] == [
         f"{path}:{line}:" for line in (2, 4, 5, 6, 7, 9, 11)
     ]
     path.write_text('model = "tiny"\n[weight]\nroot = 2\n')
-    assert config("check") == (0, f"{path}: 2 keys, all right\n", "")
-    shown = config("show")[1].replace("= ", "")
+    assert symphony("config", "check", path) == (0, f"{path}: 2 keys, all right\n", "")
+    shown = symphony("config", "show", path)[1].replace("= ", "")
     assert re.search(rf'^model +"tiny" +# {path}:1$', shown, re.MULTILINE)
     assert re.search(r"^quota +null +# default$", shown, re.MULTILINE)
 

@@ -224,7 +224,6 @@ def test_a_program_that_connected_by_itself_is_not_killed_and_it_is_said_whose_i
     process.communicate()
 
 
-@pytest.mark.slow
 def test_a_daemon_that_goes_and_comes_back_is_waited_for(start_daemon, monkeypatch):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
     monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
@@ -429,7 +428,6 @@ def test_without_a_terminal_or_without_textual_one_line_says_what_to_do(seen):
         assert (done.returncode, done.stdout, told in done.stderr) == (1, "", True), done.stderr
 
 
-@pytest.mark.slow
 def test_stat_that_is_piped_goes_on_line_by_line_and_waits_for_a_daemon_that_went(start_daemon):
     daemon = start_daemon("--model", "tiny", "--kv-memory", "16M")
     command = [*SYMPHONY, "stat", "--watch", "0.1"]

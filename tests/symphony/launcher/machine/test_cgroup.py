@@ -212,7 +212,6 @@ def test_no_hierarchy_is_no_error(tmp_path):
 # Programs. Those that run into their limits are in test_launcher.py.
 
 
-@pytest.mark.slow
 def test_an_isolated_program_lives_in_its_cgroups_with_half_of_the_memory_and_1024_tasks_and_leaves_none(
     launchers, cgroups
 ):
