@@ -117,11 +117,6 @@ def own_launchers(tmp_path):
         yield launchers
 
 
-@pytest.fixture
-def launchers(own_launchers):
-    return own_launchers
-
-
 @pytest.fixture(scope="module")
 def launchers_of_module(tmp_path_factory):
     with new_launchers(tmp_path_factory.mktemp("launcher")) as launchers:
@@ -129,11 +124,12 @@ def launchers_of_module(tmp_path_factory):
 
 
 @pytest.fixture
-def shared_launchers(launchers_of_module, tmp_path, tmp_path_factory):
-    """The launcher of the module, for a test that leaves it alone; the directory and the environment are its own."""
+def launchers(launchers_of_module, tmp_path, tmp_path_factory):
+    """The launcher of the module, for a test that leaves it alone. Directory, environment, programs are the test's."""
     launchers, environment = launchers_of_module, launchers_of_module.environment
     launchers.directory, launchers.environment = tmp_path, {**environment}
     launchers.outside = tmp_path_factory.mktemp("outside")
     yield launchers
-    launchers.environment, launchers.daemon.mount = environment, None
     launchers.end_clients()
+    launchers.end_programs()
+    launchers.environment, launchers.daemon.mount = environment, None

@@ -74,7 +74,8 @@ class Launchers:
         return json.loads(self.symphony("ps", "--json", *words, check=False).stdout)  # the daemon may be a fake one
 
     def program(self, name: str) -> dict:
-        return next(each for each in self.ps("--all") if each["name"] == name)
+        """Return the latest program of a name."""
+        return max((each for each in self.ps("--all") if each["name"] == name), key=lambda each: each["created"])
 
     @property
     def state(self) -> Path:
@@ -101,6 +102,15 @@ class Launchers:
             for pipe in (client.stdin, client.stdout, client.stderr):
                 if pipe is not None:
                     pipe.close()
+
+    def end_programs(self) -> None:
+        """End the programs of whose end the daemon has not heard, and forget what it was told."""
+        told = self.daemon.told
+        ended = {each["id"] for each in told if each["do"] == "end"}
+        if living := [each["id"] for each in told if each["do"] == "start" and each["id"] not in ended]:
+            self.symphony("kill", "-s", "KILL", *living, check=False)
+            self.symphony("wait", *living, check=False)
+        told.clear()
 
     def clean_up(self) -> None:
         self.end_clients()

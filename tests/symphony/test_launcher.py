@@ -36,7 +36,8 @@ def ended(launchers, name) -> tuple[int, str]:
     return program["status"], program["reason"]
 
 
-def test_a_detached_program_is_named_listed_signalled_and_waited_for(launchers):
+def test_a_detached_program_is_named_listed_signalled_and_waited_for(own_launchers):
+    launchers = own_launchers
     assert detached(launchers, SLEEP) == "prog"
     assert detached(launchers, SLEEP) == "prog-2"
     assert detached(launchers, SLEEP, "--name", "mine") == "mine"
@@ -73,7 +74,8 @@ def test_logs_keep_both_streams_and_follow_to_the_end(launchers):
     assert follow.returncode == 0
 
 
-def test_of_a_long_log_the_end_is_kept(launchers):
+def test_of_a_long_log_the_end_is_kept(own_launchers):
+    launchers = own_launchers
     detached(launchers, "for i in range(10): os.write(1, (b'%d' % i).ljust(999_999) + b'\\n')")
     assert ended(launchers, "prog") == (0, "exit")
     words = launchers.symphony("logs", "prog").stdout.split()
@@ -166,7 +168,8 @@ def test_a_program_that_fails_is_started_again_so_often_until_it_succeeds_or_som
     assert launchers.program("killed")["restarts"] == 0
 
 
-def test_a_program_that_lost_its_daemon_starts_again_when_there_is_one(launchers):
+def test_a_program_that_lost_its_daemon_starts_again_when_there_is_one(own_launchers):
+    launchers = own_launchers
     fifo = launchers.directory / "fifo"
     os.mkfifo(fifo)
     source = "open('fifo').read(); open('runs', 'a').write('x'); sys.exit(1)"
@@ -184,7 +187,8 @@ def test_a_program_that_lost_its_daemon_starts_again_when_there_is_one(launchers
     assert (launchers.directory / "runs").read_text() == "xx"
 
 
-def test_a_program_lives_on_while_its_daemon_is_away(launchers):
+def test_a_program_lives_on_while_its_daemon_is_away(own_launchers):
+    launchers = own_launchers
     run = launchers.client("run", launchers.script("print('ready')\nprint(sys.stdin.readline())"))
     assert run.stdout.readline() == "ready\n"
     pid = launchers.daemon.wait_for("pid")["pid"]
@@ -237,7 +241,8 @@ def test_children_end_with_their_parent_unless_they_are_detached(launchers):
     launchers.symphony("kill", free["id"])
 
 
-def test_a_stand_in_that_is_killed_ends_its_program_on_the_other_machine(launchers):
+def test_a_stand_in_that_is_killed_ends_its_program_on_the_other_machine(own_launchers):
+    launchers = own_launchers
     launchers.environment["XDG_STATE_HOME"] = str(launchers.directory)  # no Ray cluster
     detached(launchers, SLEEP)
     parent = launchers.daemon.wait_for("start")["id"]
@@ -290,7 +295,8 @@ def test_what_a_program_leaves_behind_ends_with_it(launchers):
 # What fails.
 
 
-def test_a_launcher_that_is_killed_takes_its_programs_along_and_its_clients_say_so(launchers):
+def test_a_launcher_that_is_killed_takes_its_programs_along_and_its_clients_say_so(own_launchers):
+    launchers = own_launchers
     run, pids = run_two(launchers)
     first = launchers.program("prog")["pid"]
     end_process(launchers.pid)
@@ -302,7 +308,8 @@ def test_a_launcher_that_is_killed_takes_its_programs_along_and_its_clients_say_
     assert launchers.symphony("logs", "prog").stdout.split() == [str(pid) for pid in pids]
 
 
-def test_launcher_and_zygote_killed_at_once_leave_no_process_for_the_next_one(launchers):
+def test_launcher_and_zygote_killed_at_once_leave_no_process_for_the_next_one(own_launchers):
+    launchers = own_launchers
     _, pids = run_two(launchers)
     zygote, launcher = launchers.zygote, launchers.pid
     os.kill(launcher, signal.SIGSTOP)
@@ -312,7 +319,10 @@ def test_launcher_and_zygote_killed_at_once_leave_no_process_for_the_next_one(la
     assert all(map(has_gone, pids))
 
 
-def test_a_launcher_takes_its_programs_along_or_goes_when_nobody_needs_it_and_the_next_one_knows_what_was(launchers):
+def test_a_launcher_takes_its_programs_along_or_goes_when_nobody_needs_it_and_the_next_one_knows_what_was(
+    own_launchers,
+):
+    launchers = own_launchers
     detached(launchers, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(8))\n" + SLEEP)
     eventually(lambda: "ready" in launchers.symphony("logs", "prog").stdout)
     end_process(launchers.pid, signal.SIGTERM)
@@ -354,7 +364,8 @@ def test_a_thousand_descriptors_are_no_limit(launchers):
     assert soft[0] == soft[1]
 
 
-def test_a_request_of_a_newer_command_is_refused_with_the_launcher_s_release(launchers):
+def test_a_request_of_a_newer_command_is_refused_with_the_launcher_s_release(own_launchers):
+    launchers = own_launchers
     detached(launchers, SLEEP)
     (control,) = launchers.runtime.glob("symphony/*/control")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

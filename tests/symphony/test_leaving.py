@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ENDS = {
     "a file without close": "kept = open('left.txt', 'w'); kept.write('it is all that was written')",
     "a file in a function's cycle": """

@@ -10,12 +10,6 @@ import pytest
 
 from tests.symphony.launchers import SYMPHONY, eventually, has_gone
 
-
-@pytest.fixture
-def launchers(shared_launchers):
-    return shared_launchers
-
-
 AS_PYTHON = {
     "an error while another was handled": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('k')",
     "no syntax": "x = = 3",

@@ -33,6 +33,7 @@ def through_a_shell(launchers, words, redirected) -> subprocess.CompletedProcess
     return subprocess.run(command, check=False, capture_output=True, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("streams", "shown", "status", "said"),
     [
@@ -48,10 +49,11 @@ def test_a_command_with_closed_or_full_streams_runs_its_program(launchers, prog,
     assert launchers.symphony("logs", "prog").stdout == "hi\n"
 
 
-def test_a_launcher_holds_nothing_of_the_command_that_started_it(launchers, prog):
+def test_a_launcher_holds_nothing_of_the_command_that_started_it(own_launchers):
     """Neither a lock, nor the end of a pipe, nor a directory, whatever numbers the descriptors have."""
+    launchers = own_launchers
     held = [os.open(launchers.directory, os.O_RDONLY) for _ in range(20)]
-    launchers.symphony("run", prog, pass_fds=held)
+    launchers.symphony("run", launchers.script(""), pass_fds=held)
     for pid in (launchers.pid, launchers.zygote):
         assert launchers.directory not in [each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir()]
         assert str(Path(f"/proc/{pid}/cwd").readlink()) == "/"
@@ -61,6 +63,7 @@ def test_a_launcher_holds_nothing_of_the_command_that_started_it(launchers, prog
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.slow
 def test_a_directory_that_was_removed_is_no_place_to_run_in(launchers, prog):
     words = " ".join([*SYMPHONY, "run", str(prog)])
     done = through_a_shell(launchers, ["ps"], f">&-; mkdir gone; cd gone; rmdir ../gone; {words}")
@@ -68,6 +71,7 @@ def test_a_directory_that_was_removed_is_no_place_to_run_in(launchers, prog):
     assert "symphony: this directory can't be named: No such file or directory\n" in done.stderr
 
 
+@pytest.mark.slow
 def test_ps_shows_no_control_character_of_an_argument(launchers, prog):
     launchers.environment["PYTHONIOENCODING"] = "utf-8:strict"
     launchers.symphony("run", "-d", prog, b"\xff".decode("utf-8", "surrogateescape"), "a\x1b[2J\nb")
@@ -75,6 +79,7 @@ def test_ps_shows_no_control_character_of_an_argument(launchers, prog):
     assert launchers.symphony("ps", "--all", check=False).stdout.splitlines()[-1].endswith(r" \udcff a\x1b[2J\nb")
 
 
+@pytest.mark.slow
 def test_kill_goes_on_behind_one_that_is_not_there(launchers):
     launchers.symphony("run", "-d", launchers.script("time.sleep(600)"))
     done = launchers.symphony("kill", "nobody", "prog", check=False)
@@ -112,7 +117,8 @@ RUNS_AWAY = """
 """
 
 
-def test_what_forks_faster_than_it_is_killed_ends_with_its_zygote(launchers):
+def test_what_forks_faster_than_it_is_killed_ends_with_its_zygote(own_launchers):
+    launchers = own_launchers
     alive = launchers.directory / "alive"
 
     def has_stopped() -> bool:

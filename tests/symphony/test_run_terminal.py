@@ -9,7 +9,11 @@ import struct
 import termios
 from pathlib import Path
 
+import pytest
+
 from tests.symphony.launchers import SYMPHONY, eventually, has_gone
+
+pytestmark = pytest.mark.slow
 
 
 class Terminal:
@@ -72,9 +76,9 @@ def test_a_program_has_a_terminal_of_the_same_size_that_follows_its_users(launch
 
 
 def test_a_list_of_programs_is_no_wider_than_the_terminal(launchers):
-    launchers.symphony("run", launchers.script("pass"), "word " * 200)
+    launchers.symphony("run", launchers.script("pass", "wide.py"), "word " * 200)
     listed = Terminal(launchers, "ps", "--all", size=(30, 90))
-    (line,) = (each for each in listed.shows("is missing").splitlines() if " prog " in each)
+    (line,) = (each for each in listed.shows("is missing").splitlines() if " wide " in each)
     assert len(line) == 90
     assert listed.status() == 1, "there is no daemon"
 

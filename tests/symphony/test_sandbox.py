@@ -20,11 +20,6 @@ from tests.symphony.sandboxes import needs_sandbox
 pytestmark = needs_sandbox
 
 
-@pytest.fixture
-def launchers(shared_launchers):
-    return shared_launchers
-
-
 TRIED = """
 import socket
 def tried(what, *words):

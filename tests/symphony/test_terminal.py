@@ -22,7 +22,8 @@ from tests.symphony.services import OTHER_UID, as_user
 
 
 @needs_sandbox
-def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(launchers):
+def test_run_names_hidden_directories_and_files_with_the_options_that_show_them(own_launchers):
+    launchers = own_launchers
     home = launchers.directory = launchers.runtime / "home"
     home.mkdir()
     launchers.environment["HOME"] = str(home)
@@ -166,7 +167,8 @@ def test_who_cannot_create_a_file_is_told_what_root_would_do(start_daemon, open_
     assert start_daemon("--model", "tiny", "--open").run(create).startswith("<KV mine.kv")
 
 
-def test_a_launcher_that_cannot_be_started_is_told_in_one_line(launchers):
+def test_a_launcher_that_cannot_be_started_is_told_in_one_line(own_launchers):
+    launchers = own_launchers
     launchers.symphony("run", launchers.script(""))
     lock = launchers.state / "lock"
     end_process(launchers.pid)

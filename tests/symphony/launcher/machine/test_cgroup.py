@@ -213,8 +213,9 @@ def test_no_hierarchy_is_no_error(tmp_path):
 
 
 def test_an_isolated_program_lives_in_its_cgroups_with_half_of_the_memory_and_1024_tasks_and_leaves_none(
-    launchers, cgroups
+    own_launchers, cgroups
 ):
+    launchers = own_launchers
     program = launchers.script("print(open('/proc/self/cgroup').read(), flush=True); time.sleep(600)")
     assert launchers.symphony("run", "-d", program).stdout == "prog\n"
     inside = eventually(lambda: launchers.symphony("logs", "prog").stdout)
