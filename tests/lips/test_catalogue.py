@@ -6,6 +6,7 @@ import runpy
 import shlex
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,25 +36,18 @@ def docstring(name):
 
 
 class Parsed(Exception):
-    """The arguments were taken."""
+    """A program asks for its arguments, by this parser."""
 
 
-@pytest.fixture
-def parse(monkeypatch):
-    """Runs a program as far as to its arguments: raises Parsed, or SystemExit where it refuses them."""
-    plain = sym.Arguments.parse_args
-
-    def parse_args(parser, *arguments):
-        plain(parser, *arguments)
-        raise Parsed
-
-    monkeypatch.setattr(sym.Arguments, "parse_args", parse_args)
-
-    def run(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [str(PROGRAMS[name]), *arguments])
-        runpy.run_path(str(PROGRAMS[name]), run_name="__main__")
-
-    return run
+@cache
+def parser_of(name):
+    """Return the parser that a program has made when it asks for its arguments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(PROGRAMS[name])])
+        patch.setattr(sym.Arguments, "parse_args", lambda parser: (_ for _ in ()).throw(Parsed(parser)))
+        with pytest.raises(Parsed) as found:
+            runpy.run_path(str(PROGRAMS[name]), run_name="__main__")
+    return found.value.args[0]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -98,7 +92,7 @@ def in_its_page(name):
 
 @pytest.mark.parametrize("text_of", [docstring, in_its_page])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_examples_that_it_shows_are_taken(name, text_of, parse, tmp_path, monkeypatch):
+def test_the_examples_that_it_shows_are_taken(name, text_of, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = text_of(name)
     for word in set(re.findall(r"\b(?:docs|src|\w+\.(?:md|txt|db|jsonl))\b", text)):
@@ -107,8 +101,7 @@ def test_the_examples_that_it_shows_are_taken(name, text_of, parse, tmp_path, mo
     assert examples
     for program, words in examples:
         assert program == name
-        with pytest.raises(Parsed):
-            parse(name, *shlex.split(words.partition("  #")[0]))
+        parser_of(name).parse_args(shlex.split(words.partition("  #")[0]))
 
 
 def test_the_page_of_the_gateway_describes_its_options_and_no_others():
@@ -123,25 +116,15 @@ def options_in(text):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_explains_its_arguments_and_refuses_others(name, parse, capsys):
+def test_it_explains_its_arguments_and_refuses_others(name, capsys):
     with pytest.raises(SystemExit) as helped:
-        parse(name, "--help")
+        parser_of(name).parse_args(["--help"])
     assert helped.value.code == 0
     text = capsys.readouterr().out
     assert len(text.splitlines()) >= 3
     with pytest.raises(SystemExit) as refused:
-        parse(name, "--no-such-option")
+        parser_of(name).parse_args(["--no-such-option"])
     assert refused.value.code == 2
-
-
-def parser_of(name):
-    """Return the parser that a program has made when it asks for its arguments."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [str(PROGRAMS[name])])
-        patch.setattr(sym.Arguments, "parse_args", lambda parser: (_ for _ in ()).throw(Parsed(parser)))
-        with pytest.raises(Parsed) as found:
-            runpy.run_path(str(PROGRAMS[name]), run_name="__main__")
-    return found.value.args[0]
 
 
 @pytest.mark.parametrize(

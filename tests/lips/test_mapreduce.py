@@ -59,9 +59,8 @@ def test_a_text_without_spaces_is_cut_all_the_same(lips):
 def test_summaries_that_would_not_shorten_the_text_are_refused(lips, tmp_path):
     path = tmp_path / "text.md"
     path.write_text(TEXT)
-    done = lips.finish("mapreduce", "--context", "100", "--max-tokens", "60", str(path))
-    assert done.returncode == 1
-    assert done.stderr.startswith("mapreduce: summaries of 60 tokens do not shorten")
+    refused = lips.refused("mapreduce", "--context", "100", "--max-tokens", "60", str(path))
+    assert refused.startswith("mapreduce: summaries of 60 tokens do not shorten")
     told = lips.run("mapreduce", "--context", "200", "--max-tokens", "3", str(path)).splitlines()
     assert told[0].startswith(f"(characters: {len(TEXT)}, pieces: ")
     assert told[-2].endswith(", pieces: 1)")

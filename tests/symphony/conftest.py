@@ -81,6 +81,12 @@ def start_daemon(tmp_path):
             daemon.clean_up()
 
 
+@pytest.fixture(params=["asyncio", "trio"])
+def backend(request):
+    """Has a test that is a coroutine run in event loops of both kinds."""
+    return request.param
+
+
 @pytest.fixture
 def start_planted(start_daemon):
     """Starts daemons in which a text of Python has replaced something before."""

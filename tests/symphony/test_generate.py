@@ -47,9 +47,9 @@ SAMPLERS = {
 }
 
 
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request):
-    return lambda main: anyio.run(main, backend=request.param)
+@pytest.fixture
+def run(backend):
+    return lambda main: anyio.run(main, backend=backend)
 
 
 def generate(**how):

@@ -18,11 +18,6 @@ SLOW_GRAMMAR = "start: word+\nword: " + " | ".join(f'"{"x" * (1 + number % 7)}{n
 """Takes a worker some tenths of a second to compile."""
 
 
-@pytest.fixture(params=["trio", "asyncio"])
-def run(request):
-    return lambda main: anyio.run(main, backend=request.param)
-
-
 def endless(kv, tokens=PROMPT):
     """A generation that fills the model's context unless something ends it."""
     return sym.generate(kv, tokens, stop_at_end=False)
@@ -103,19 +98,15 @@ def test_the_end_of_another_handle_leaves_it_alone_and_waits_for_it_only_to_cut(
     behind.cancel()
 
 
-def test_it_is_so_in_event_loops(run):
-    async def main():
-        async with await sym.aio.kv_create() as kv:
-            other = await sym.aio.kv_fork(kv)
-            found = []
-            for file, end in ((kv, lambda: sym.aio.kv_truncate(kv, 5)), (other, lambda: sym.aio.kv_close(other))):
-                generation = await sym.aio.generate(file, PROMPT, stop_at_end=False)
-                await end()
-                rest = [token async for token in generation]
-                found.append((generation.finish, len(rest) < 4000))
-            return found, (await sym.aio.kv_stat(kv)).tokens
-
-    assert run(main) == ([("cancelled", True)] * 2, 5)
+async def test_it_is_so_in_event_loops(backend):
+    async with await sym.aio.kv_create() as kv:
+        other = await sym.aio.kv_fork(kv)
+        for file, end in ((kv, lambda: sym.aio.kv_truncate(kv, 5)), (other, lambda: sym.aio.kv_close(other))):
+            generation = await sym.aio.generate(file, PROMPT, stop_at_end=False)
+            await end()
+            rest = [token async for token in generation]
+            assert (generation.finish, len(rest) < 4000) == ("cancelled", True)
+        assert (await sym.aio.kv_stat(kv)).tokens == 5
 
 
 # ---- by cancel()
@@ -155,38 +146,32 @@ def test_whenever_it_is_cancelled_the_file_is_what_was_given_and_came_but_for_wh
         assert file + generation.pending == whole
 
 
-def test_in_event_loops_it_is_not_told_before_it_is_known_and_goes_on_from_there(run):
-    async def main():
-        async with await sym.aio.kv_create() as kv:
-            generation = await sym.aio.generate(kv, PROMPT, stop_at_end=False)
-            generation.cancel()
-            for known in ("tokens", "pending"):
-                with pytest.raises(sym.Invalid, match="await"):
-                    getattr(generation, known)
-            rest = [token async for token in generation]
-            assert generation.tokens == rest
-            async with await sym.aio.generate(kv, generation.pending, stop_at_end=False) as following:
-                with anyio.move_on_after(0.05):  # a task that is cancelled may go on with its generation
-                    async for _ in following:
-                        pass
-                await anext(following)
-            return (await sym.aio.kv_read(kv))[0] + following.pending == [*PROMPT, *rest, *following.tokens]
-
-    assert run(main)
+async def test_in_event_loops_it_is_not_told_before_it_is_known_and_goes_on_from_there(backend):
+    async with await sym.aio.kv_create() as kv:
+        generation = await sym.aio.generate(kv, PROMPT, stop_at_end=False)
+        generation.cancel()
+        for known in ("tokens", "pending"):
+            with pytest.raises(sym.Invalid, match="await"):
+                getattr(generation, known)
+        rest = [token async for token in generation]
+        assert generation.tokens == rest
+        async with await sym.aio.generate(kv, generation.pending, stop_at_end=False) as following:
+            with anyio.move_on_after(0.05):  # a task that is cancelled may go on with its generation
+                async for _ in following:
+                    pass
+            await anext(following)
+        assert (await sym.aio.kv_read(kv))[0] + following.pending == [*PROMPT, *rest, *following.tokens]
 
 
-def test_a_task_that_is_being_cancelled_leaves_its_block_without_waiting(run):
-    async def main():
-        kv = await sym.aio.kv_create()
-        with anyio.CancelScope() as scope:
-            async with await sym.aio.generate(kv, PROMPT, stop_at_end=False) as generation:
-                scope.cancel()
-                await anyio.sleep_forever()
-        assert scope.cancelled_caught
-        await generation.cancel()
-        return (await sym.aio.kv_read(kv))[0] + generation.pending == [*PROMPT, *generation.tokens]
-
-    assert run(main)
+async def test_a_task_that_is_being_cancelled_leaves_its_block_without_waiting(backend):
+    kv = await sym.aio.kv_create()
+    with anyio.CancelScope() as scope:
+        async with await sym.aio.generate(kv, PROMPT, stop_at_end=False) as generation:
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    await generation.cancel()
+    assert (await sym.aio.kv_read(kv))[0] + generation.pending == [*PROMPT, *generation.tokens]
 
 
 def test_cancelled_while_another_thread_waits_for_its_tokens_it_is_told_when_that_thread_has_them():

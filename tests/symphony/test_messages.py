@@ -43,7 +43,6 @@ def test_a_message_whose_reply_nobody_looked_at_comes_again(shared):
         sym.recv(timeout=0)
 
 
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
 async def test_tasks_that_are_cancelled_take_no_message_away(shared, backend):
     got = []
     me = await sym.aio.getpid()

@@ -1,6 +1,5 @@
 """Name of an open file after a move, and the file that its handle then removes."""
 
-import anyio
 import pytest
 
 import libsym as sym
@@ -86,14 +85,11 @@ def test_the_file_behind_a_symbolic_link_is_what_its_handle_removes(connected):
     assert names() == []
 
 
-def test_it_is_so_in_event_loops():
-    async def main():
-        kv = await sym.aio.kv_create("a.kv")
-        await sym.aio.kv_rename("a.kv", "b.kv")
-        assert kv.path == "b.kv"
-        await sym.aio.kv_remove(kv)
-
-    anyio.run(main)
+async def test_it_is_so_in_event_loops():
+    kv = await sym.aio.kv_create("a.kv")
+    await sym.aio.kv_rename("a.kv", "b.kv")
+    assert kv.path == "b.kv"
+    await sym.aio.kv_remove(kv)
     assert names() == []
 
 

@@ -147,7 +147,6 @@ def test_what_fails_while_it_is_computed_leaves_nothing(connected):
         assert kv.len() == 1
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 async def test_tasks_compute_once_and_a_cancelled_one_leaves_nothing(connected, backend):
     computed = []
     began = anyio.Event()

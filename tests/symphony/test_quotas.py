@@ -12,7 +12,6 @@ import resource
 import pytest
 
 import libsym as sym
-from symphony.settings.loading import load
 from tests.symphony.launchers import eventually
 from tests.symphony.services import as_user
 
@@ -113,29 +112,6 @@ def test_why_a_connection_is_not_confined_is_said_and_leaves_none_behind(emptied
         sym.connect(domain=path)
     assert [entry.name for entry in sym.kv_list()] == ["plain"], "the next call's connection is not confined"
     assert eventually(lambda: sym.daemon_stat()["lips"] == 1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"quota": "much"}, "is no size"),
-        ({"quota": "0"}, "greater than 0"),
-        ({"quota_files": 0}, "at least 1"),
-        ({"weight": ["2"]}, "USER=N"),
-        ({"weight": ["nobody-of-this-name=2"]}, "no such user"),
-        ({"weight": ["-1=2"]}, "no such user"),
-        ({"weight": [f"{1 << 32}=2"]}, "no such user"),
-        ({"weight": ["0=much"]}, "is no weight"),
-        ({"weight": ["0="]}, "is no weight"),
-        ({"weight": ["1=1", "0=101"]}, "0.01 to 100"),
-        ({"weight": {"root": True}}, "is no weight"),
-        ({"weight": 2}, "table of users"),
-    ],
-    ids=str,
-)
-def test_a_quota_and_a_weight_that_is_none_is_refused_at_start(settings, message):
-    with pytest.raises(sym.Invalid, match=message):
-        load(None, settings)
 
 
 def test_weights_of_users_are_told_and_those_of_domains_outlive_the_daemon(start_daemon, tmp_path):

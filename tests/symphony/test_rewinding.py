@@ -1,6 +1,5 @@
 """kv_rewind: a file is cut to the prefix that it shares with a text, and the rest is named."""
 
-import anyio
 import pytest
 
 import libsym as sym
@@ -49,6 +48,6 @@ def test_a_text_without_tokens_and_a_file_that_may_not_be_cut_are_refused(kv):
     sym.kv_remove("named.kv")
 
 
-def test_a_task_is_told_the_same(kv):
-    assert anyio.run(sym.aio.kv_rewind, kv, [1, 7]) == [7]
+async def test_a_task_is_told_the_same(kv):
+    assert await sym.aio.kv_rewind(kv, [1, 7]) == [7]
     assert kv.len() == 1

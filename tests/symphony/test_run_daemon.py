@@ -9,6 +9,8 @@ import pytest
 
 from tests.symphony.launchers import eventually
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -26,7 +28,6 @@ def listed(daemon) -> list[dict]:
     return json.loads(daemon.symphony("ps", "--json").stdout)
 
 
-@pytest.mark.slow
 def test_a_program_calls_the_model_as_itself_and_so_does_its_child_by_fork(shared, script):
     program = script("""
         def look(tokens):
@@ -41,7 +42,6 @@ def test_a_program_calls_the_model_as_itself_and_so_does_its_child_by_fork(share
     assert shared.symphony("run", "--isolation", "none", program).stdout == "True 2\nTrue 3\n"
 
 
-@pytest.mark.slow
 def test_a_program_that_asks_for_too_many_tokens_says_so_and_is_ended_whatever_it_does_next(shared, script):
     program = script("""
         import atexit
@@ -57,13 +57,11 @@ def test_a_program_that_asks_for_too_many_tokens_says_so_and_is_ended_whatever_i
     assert said == "symphony: prog asked for more tokens than its limit of 25, and was ended"
 
 
-@pytest.mark.slow
 def test_a_program_that_holds_too_many_pages_is_ended(shared, script):
     source = "kv = sym.kv_create()\ntry: sym.kv_write(kv, [1] * 500)\nexcept sym.OverQuota: time.sleep(60)"
     assert shared.symphony("run", "--pages", "3", script(source), check=False).returncode == 122
 
 
-@pytest.mark.slow
 def test_a_program_starts_another_within_its_limits_waits_for_it_and_ends_a_third(shared, script):
     child = script("sym.kv_write(sym.kv_create(), range(int(sys.argv[1]))); print(sys.argv); sys.exit(4)", "child.py")
     sleeper = script("time.sleep(600)", "sleeper.py")
@@ -84,7 +82,6 @@ def test_a_program_starts_another_within_its_limits_waits_for_it_and_ends_a_thir
     eventually(lambda: not [each for each in listed(shared) if each["program"]])
 
 
-@pytest.mark.slow
 def test_ps_tells_what_programs_have_used_and_wait_for_and_who_else_is_there(shared, script):
     shared.symphony("run", "-d", script("sym.pred(sym.kv_create(), [1, 2]); print('has'); time.sleep(600)"))
     alone = subprocess.Popen([sys.executable, script("sym.recv('never')", "alone.py")], env=shared.environment)
@@ -104,7 +101,6 @@ def test_ps_tells_what_programs_have_used_and_wait_for_and_who_else_is_there(sha
         shared.symphony("kill", "prog")
 
 
-@pytest.mark.slow
 def test_a_child_by_a_path_longer_than_a_message_is_refused_and_the_next_one_starts(shared, script):
     """The answer did not fit its message: spawn() waited for ever."""
     source = """

@@ -217,12 +217,6 @@ def test_what_an_object_is_shows_at_the_prompt(kv):
     assert repr(draws) == "<Draws: 1 drawn, seed 7>"
 
 
-def test_a_file_of_a_connection_that_is_over_says_so():
-    kv = sym.kv_create()
-    sym.close()
-    assert repr(kv) == "<KV anonymous, of a connection that is over>"
-
-
 def test_the_namespace_holds_what_programs_use_and_nothing_else():
     names = [name for name in dir(sym) if not name.startswith("__")]
     assert sorted(names) == sorted(sym.__all__)

@@ -113,29 +113,22 @@ async def cancelled(launcher, call, *args):
     return asked
 
 
-def test_a_wait_that_is_cancelled_ends_and_the_next_one_is_answered(launcher):
-    async def main():
-        asked = await cancelled(launcher, sym.aio.wait, "1f2e3d4c")
-        async with anyio.create_task_group() as tasks:
+async def test_a_wait_that_is_cancelled_ends_and_the_next_one_is_answered(launcher):
+    async def wait():
+        assert await sym.aio.wait("1f2e3d4c") == sym.Ended(0, "exit")
 
-            async def wait():
-                assert await sym.aio.wait("1f2e3d4c") == sym.Ended(0, "exit")
-
-            tasks.start_soon(wait)
-            await anyio.to_thread.run_sync(until_it_waits, launcher, "wait")
-            launcher.answer(asked, ok=True, status=0, reason="exit")
-
-    anyio.run(main)
+    asked = await cancelled(launcher, sym.aio.wait, "1f2e3d4c")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.to_thread.run_sync(until_it_waits, launcher, "wait")
+        launcher.answer(asked, ok=True, status=0, reason="exit")
 
 
-def test_a_child_whose_spawn_was_cancelled_is_ended(launcher):
-    async def main():
-        asked = await cancelled(launcher, sym.aio.spawn, "child.py")
-        launcher.answer(asked, **CHILD)
-        killed = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
-        assert (killed["do"], killed["id"], killed["signal"]) == ("kill", CHILD["id"], 9)
-
-    anyio.run(main)
+async def test_a_child_whose_spawn_was_cancelled_is_ended(launcher):
+    asked = await cancelled(launcher, sym.aio.spawn, "child.py")
+    launcher.answer(asked, **CHILD)
+    killed = await anyio.to_thread.run_sync(lambda: launcher.asked.get(timeout=20))
+    assert (killed["do"], killed["id"], killed["signal"]) == ("kill", CHILD["id"], 9)
 
 
 def test_what_waits_for_a_launcher_that_goes_fails(launcher):

@@ -134,32 +134,18 @@ def test_a_daemon_that_ends_leaves_what_was_recorded(start_daemon, symphony, tmp
     assert read_trace(path).steps["num_rows"].sum() == 3
 
 
-def test_without_a_daemon_no_file_is_made(tmp_path, symphony, monkeypatch):
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(tmp_path / "none.sock"))
-    status, out, err = symphony("trace", "record", "-o", tmp_path / "x.trace")
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert not (tmp_path / "x.trace").exists()
-
-
-def test_a_file_that_cannot_be_written_is_one_line(shared, symphony, tmp_path):
-    status, out, err = symphony("trace", "record", "--seconds", "1", "-o", tmp_path / "none/x.trace")
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert "none/x.trace: No such file" in err
-    status, _, err = symphony("trace", "record", "--seconds", "1", "-o", "/dev/full")
-    assert (status, "/dev/full: No space left" in err) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("what", "content", "why"), [("show", None, "No such file"), ("summary", b"PNG", "is no trace")]
-)
-def test_what_is_no_trace_is_one_line(tmp_path, symphony, what, content, why):
-    path = tmp_path / "x.trace"
-    if content is not None:
-        path.write_bytes(content)
-    status, out, err = symphony("trace", what, path)
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert why in err
-    assert not (tmp_path / "x.json").exists()
+def test_what_cannot_be_recorded_or_is_no_trace_is_one_line_and_makes_no_file(shared, symphony, tmp_path):
+    (tmp_path / "png").write_bytes(b"PNG")
+    for words, why in (
+        (("record", "--socket", tmp_path / "none.sock", "-o", tmp_path / "x.trace"), "no daemon listens at"),
+        (("record", "--seconds", "1", "-o", tmp_path / "none/x.trace"), "none/x.trace: No such file"),
+        (("record", "--seconds", "1", "-o", "/dev/full"), "/dev/full: No space left"),
+        (("show", tmp_path / "x.trace"), "No such file"),
+        (("summary", tmp_path / "png"), "is no trace"),
+    ):
+        status, out, err = symphony("trace", *words)
+        assert (status, out, err.count("\n"), why in err) == (1, "", 1, True), err
+    assert [path.name for path in tmp_path.iterdir()] == ["png"]
 
 
 @pytest.mark.parametrize("what", ["show", "dump", "summary"])

@@ -4,6 +4,8 @@ import pytest
 
 from tests.lips.gateway.wire import CAPITAL, events_of, user
 
+pytestmark = pytest.mark.slow
+
 WEATHER = {
     "name": "weather",
     "description": "The weather of a city",
@@ -30,7 +32,6 @@ def ask(client, **options):
     return client.messages.create(model="any", **{"messages": CAPITAL, "max_tokens": 24, **CERTAIN, **options})
 
 
-@pytest.mark.slow
 def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client):
     answer = ask(client)
     assert "Paris" in answer.content[0].text
@@ -48,7 +49,6 @@ def test_it_answers_and_counts_and_a_stream_is_the_same_answer_in_pieces(client)
     assert again.usage.cache_read_input_tokens == counted - 1, "all but the token to go on from"
 
 
-@pytest.mark.slow
 def test_stops_have_their_reasons(client):
     assert ask(client, max_tokens=2).stop_reason == "max_tokens"
     stopped = ask(client, stop_sequences=["Paris"])
@@ -56,7 +56,6 @@ def test_stops_have_their_reasons(client):
     assert "Paris" not in stopped.content[0].text
 
 
-@pytest.mark.slow
 def test_a_tool_is_used_and_its_result_read(client):
     asked = user("How warm is it in Rome?")
     how = {"tools": [WEATHER], "tool_choice": {"type": "any"}, "max_tokens": 80}
@@ -103,7 +102,6 @@ def claude_codes(number):
     }
 
 
-@pytest.mark.slow
 def test_what_claude_code_sends_is_answered_and_its_changing_block_is_no_part_of_the_prompt(http, gateway):
     for number in (1, 2):
         answer = http.post("/v1/messages?beta=true", json=claude_codes(number))

@@ -49,31 +49,28 @@ def served_by(application):
     return served, ask, opened, close
 
 
-def test_an_account_has_its_part_and_another_one_as_much(monkeypatch, caplog):
+async def test_an_account_has_its_part_and_another_one_as_much(monkeypatch, caplog):
     uids = list[int]()
     monkeypatch.setattr(connections, "uid_of", lambda _: uids.pop())
 
-    async def main():
-        served, ask, opened, close = served_by(app)
-        served.most = 3
+    served, ask, opened, close = served_by(app)
+    served.most = 3
 
-        async def status(uid):
-            uids.append(uid)
-            return (await (await ask()).readline()).split()[1]
+    async def status(uid):
+        uids.append(uid)
+        return (await (await ask()).readline()).split()[1]
 
-        assert [await status(uid) for uid in (7, 7, 7, 8, 8, 7, 7, 8)] == [b"200"] * 5 + [b"429"] * 2 + [b"200"]
-        said = ["uid 7 has 3 connections, the most that it may have: more are refused"]
-        assert [each.message for each in caplog.records] == said
-        opened[0].close()
-        for _ in range(1000):
-            if await status(7) == b"200":
-                break
-        else:
-            raise AssertionError("a connection that was closed counts")
-        await close()
-        await served.end(5)
-
-    asyncio.run(main())
+    assert [await status(uid) for uid in (7, 7, 7, 8, 8, 7, 7, 8)] == [b"200"] * 5 + [b"429"] * 2 + [b"200"]
+    said = ["uid 7 has 3 connections, the most that it may have: more are refused"]
+    assert [each.message for each in caplog.records] == said
+    opened[0].close()
+    for _ in range(1000):
+        if await status(7) == b"200":
+            break
+    else:
+        raise AssertionError("a connection that was closed counts")
+    await close()
+    await served.end(5)
 
 
 def test_clients_that_have_no_account_count_by_address():
@@ -97,47 +94,41 @@ def test_a_party_has_a_quarter_of_the_files_which_are_as_many_as_the_kernel_allo
     assert Connections(app, Config(), 256).most == FEWEST
 
 
-def test_an_answer_is_told_whose_connection_it_is_and_may_end(caplog):
-    async def main():
-        begun = asyncio.Event()
+async def test_an_answer_is_told_whose_connection_it_is_and_may_end(caplog):
+    begun = asyncio.Event()
 
-        async def slow(scope, receive, send):
-            begun.set()
-            await asyncio.sleep(0.1)
-            await app(scope, receive, send)
+    async def slow(scope, receive, send):
+        begun.set()
+        await asyncio.sleep(0.1)
+        await app(scope, receive, send)
 
-        served, ask, _, close = served_by(slow)
-        reader = await ask()
-        await begun.wait()
-        await served.end(20)
-        answer = await reader.read()
-        assert answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1] == str(os.geteuid()).encode()
-        await close()
-
-    asyncio.run(main())
+    served, ask, _, close = served_by(slow)
+    reader = await ask()
+    await begun.wait()
+    await served.end(20)
+    answer = await reader.read()
+    assert answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1] == str(os.geteuid()).encode()
+    await close()
     assert not caplog.records
 
 
-def test_a_client_that_goes_while_other_requests_wait_leaves_no_connection_behind(monkeypatch):
+async def test_a_client_that_goes_while_other_requests_wait_leaves_no_connection_behind(monkeypatch):
     """The server reads nothing while it answers, and does not see the client's end."""
     monkeypatch.setattr(connections, "GONE_S", 0.05)
 
-    async def main():
-        begun = asyncio.Event()
+    begun = asyncio.Event()
 
-        async def endless(_scope, _receive, _send):
-            begun.set()
-            await asyncio.Event().wait()
+    async def endless(_scope, _receive, _send):
+        begun.set()
+        await asyncio.Event().wait()
 
-        served, ask, opened, close = served_by(endless)
-        await ask()
-        opened[0].write(REQUEST)
-        await begun.wait()
-        opened[0].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        opened[0].transport.abort()
-        [task] = served._tasks
-        await asyncio.wait([task])
-        await close()
-        await served.end(5)
-
-    asyncio.run(asyncio.wait_for(main(), 30))
+    served, ask, opened, close = served_by(endless)
+    await ask()
+    opened[0].write(REQUEST)
+    await begun.wait()
+    opened[0].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    opened[0].transport.abort()
+    [task] = served._tasks
+    await asyncio.wait([task])
+    await close()
+    await served.end(5)

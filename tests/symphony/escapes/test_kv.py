@@ -8,6 +8,8 @@ import pytest
 from tests.symphony.escapes.house import PROGRAMS, STANDARD
 from tests.symphony.launchers import eventually
 
+pytestmark = pytest.mark.slow
+
 CALLS = PROGRAMS / "kv_calls.py"
 SECRET = [7, 77, 177, 27, 127, 227, 97, 197] * 12
 """Three pages of tokens."""
@@ -39,7 +41,6 @@ def file(house, ann):
     ann.symphony("kill", "owner")
 
 
-@pytest.mark.slow
 def test_each_call_does_something_for_the_owner_and_nothing_for_another_user(ann, bob, file):
     ann.run(STANDARD, ann.script(OWNER), "ann/mine.kv", json.dumps(SECRET), "ends")
     owner, other = outcomes(ann, "calls", "ann/mine.kv"), outcomes(bob, "calls", file["path"])
@@ -47,7 +48,6 @@ def test_each_call_does_something_for_the_owner_and_nothing_for_another_user(ann
     assert {name: row for name, row in owner.items() if "refused" in row} == {}
 
 
-@pytest.mark.slow
 def test_numbers_of_handles_and_programs_of_others_lead_nowhere(bob, file):
     found = outcomes(bob, "handles", file["path"]) | outcomes(bob, "programs", file["id"])
     assert {name: row for name, row in found.items() if row.get("got", "[]") != "[]"} == {}
@@ -61,6 +61,5 @@ with socket.socket(socket.AF_UNIX) as listening:
 """
 
 
-@pytest.mark.slow
 def test_no_programs_meet_by_a_socket_in_the_mount_where_they_could_pass_descriptors(ann, file):
     assert ann.says(STANDARD, MEETS) == "Permission denied"

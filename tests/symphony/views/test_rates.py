@@ -33,7 +33,7 @@ def test_a_quantile_lies_in_its_bucket_where_those_of_it_are_spread_evenly(nums,
     assert quantile(BOUNDS_S, nums, part) == (None if expected is None else pytest.approx(expected))
 
 
-def test_rates_are_of_what_was_done_in_between():
+def test_rates_are_of_what_was_done_in_between_and_two_daemons_or_one_moment_have_none():
     before = info(10.0, [5, 1, 0, 0], num_steps=100, num_tokens=1000)
     grown = {"num_steps": 300, "num_tokens": 2000, "num_prefill_tokens": 400, "num_calls_in_steps": 500, "step_s": 1.5}
     rates = Rates.between(before, info(12.0, [5, 11, 0, 0], **grown))
@@ -42,9 +42,6 @@ def test_rates_are_of_what_was_done_in_between():
     assert (rates.calls_a_step, rates.rows_a_step, rates.busy) == (2.5, 5, 0.75)
     assert rates.steps.p50_s == pytest.approx(0.0015), "the five before are not counted"
     assert rate_lines(rates)[1] == "         100 steps/s of 2.5 calls, 75 % of the time"
-
-
-def test_two_looks_at_two_daemons_have_nothing_in_between():
     assert Rates.between(info(10.0, [0] * 4), info(11.0, [0] * 4, pid=8)) is None
     assert Rates.between(info(10.0, [0] * 4), info(10.0, [0] * 4)) is None
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import functools
 import logging
 import os
 import random
@@ -26,12 +25,9 @@ LARGE = random.Random(7).randbytes(4 << 20)
 RESET = struct.pack("ii", 1, 0)
 
 
-def in_a_loop(test):
-    @functools.wraps(test)
-    def run(*given, **named):
-        asyncio.run(asyncio.wait_for(test(*given, **named), 60))
-
-    return run
+@pytest.fixture(autouse=True)
+def backend():
+    return "asyncio"
 
 
 @asynccontextmanager
@@ -172,7 +168,6 @@ def test_the_names_are_in_hosts_and_each_grant_has_a_listener(grants, names, lis
     inside.close()
 
 
-@in_a_loop
 async def test_what_is_not_granted_is_refused_at_once_and_datagrams_are_never_granted():
     async with granted(NAME, ("192.0.2.7", 80), ("2001:db8::7", 80), found={}) as made:
         for address, port, code in (
@@ -196,7 +191,6 @@ async def test_what_is_not_granted_is_refused_at_once_and_datagrams_are_never_gr
 # What goes through.
 
 
-@in_a_loop
 async def test_megabytes_go_both_ways_at_once_unharmed():
     """The port is below 1024, for an ordinary user, too."""
     uid = 65534 if os.getuid() == 0 else None
@@ -209,7 +203,6 @@ async def test_megabytes_go_both_ways_at_once_unharmed():
         writer.close()
 
 
-@in_a_loop
 async def test_each_grant_leads_to_its_own_port_of_its_own_host_and_addresses_are_reached_at_themselves():
     async def say_port(reader, writer):
         await reader.read()
@@ -227,7 +220,6 @@ async def test_each_grant_leads_to_its_own_port_of_its_own_host_and_addresses_ar
                 assert await asked(made.inside, address, port) == b"%d" % where[1]
 
 
-@in_a_loop
 async def test_each_side_may_end_its_direction_first():
     loop = asyncio.get_running_loop()
     async with connected() as (asking, answering, _):
@@ -238,7 +230,6 @@ async def test_each_side_may_end_its_direction_first():
         assert await loop.sock_recv(answering, 16) == b"still here"
 
 
-@in_a_loop
 async def test_a_reset_is_a_reset_on_the_other_side():
     loop = asyncio.get_running_loop()
     async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
@@ -252,7 +243,6 @@ async def test_a_reset_is_a_reset_on_the_other_side():
             other.close()
 
 
-@in_a_loop
 async def test_what_a_server_says_before_it_resets_arrives():
     """A request that is too long has this effect: the answer comes while the request is still being sent."""
     loop = asyncio.get_running_loop()
@@ -269,7 +259,6 @@ async def test_what_a_server_says_before_it_resets_arrives():
 
 
 @pytest.mark.slow
-@in_a_loop
 async def test_a_side_that_does_not_read_holds_up_the_other():
     loop = asyncio.get_running_loop()
     async with connected() as (asking, answering, _):
@@ -283,7 +272,6 @@ async def test_a_side_that_does_not_read_holds_up_the_other():
 
 
 @pytest.mark.slow
-@in_a_loop
 async def test_more_connections_than_there_may_be_wait_for_their_turn():
     opened, most = 0, 0
     are_many = asyncio.Event()
@@ -342,7 +330,6 @@ async def nowhere(found):
     ],
     ids=["refuses", "does not answer", "no name", "no address"],
 )
-@in_a_loop
 async def test_a_host_that_can_not_be_reached_resets_and_is_named_once(monkeypatch, caplog, target, cause):
     monkeypatch.setattr(forwarder_module, "REACH_S", 0.1)
     async with target as where, granted(NAME, found={}) as made:
@@ -356,7 +343,6 @@ async def test_a_host_that_can_not_be_reached_resets_and_is_named_once(monkeypat
     assert [record.getMessage() for record in caplog.records] == made.troubles
 
 
-@in_a_loop
 async def test_a_connection_to_itself_is_none(monkeypatch):
     """The kernel may choose the target's own port for one, if nobody listens there: here it has to."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -372,7 +358,6 @@ async def test_a_connection_to_itself_is_none(monkeypatch):
         await dialing.dial([(socket.AF_INET, socket.SOCK_STREAM, 6, "", where)])
 
 
-@in_a_loop
 async def test_connections_at_the_same_time_ask_for_their_name_once():
     asked_for, answers = [], asyncio.Event()
 
@@ -396,7 +381,6 @@ async def test_connections_at_the_same_time_ask_for_their_name_once():
 
 
 @pytest.mark.slow
-@in_a_loop
 async def test_the_next_address_is_tried_while_one_does_not_answer(monkeypatch):
     monkeypatch.setattr(forwarder_module, "REACH_S", 5.0)
     async with refusing() as refused, silent() as quiet, server(echo) as where, granted(NAME, found={}) as made:
@@ -406,7 +390,6 @@ async def test_the_next_address_is_tried_while_one_does_not_answer(monkeypatch):
 
 
 @pytest.mark.parametrize("left", [0, 1])
-@in_a_loop
 async def test_without_descriptors_a_connection_waits_until_there_are_some(left, caplog):
     """None for what arrives, or one for that and none for the connection outside."""
     loop = asyncio.get_running_loop()
@@ -430,20 +413,16 @@ async def test_without_descriptors_a_connection_waits_until_there_are_some(left,
         assert made.troubles == []
 
 
-def test_a_listener_that_no_grant_asked_for_is_not_taken():
-    async def take():
-        listening = socket.create_server(("127.0.0.1", 0))
-        with pytest.raises(Refused, match="for which it has no grant"):
-            Forwarder([NAME], print).take([listening])
-        assert listening.fileno() < 0
-
-    asyncio.run(take())
+async def test_a_listener_that_no_grant_asked_for_is_not_taken():
+    listening = socket.create_server(("127.0.0.1", 0))
+    with pytest.raises(Refused, match="for which it has no grant"):
+        Forwarder([NAME], print).take([listening])
+    assert listening.fileno() < 0
 
 
 # How it ends.
 
 
-@in_a_loop
 async def test_close_resets_what_is_open_and_accepts_no_more():
     loop = asyncio.get_running_loop()
     async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
@@ -461,7 +440,6 @@ async def test_close_resets_what_is_open_and_accepts_no_more():
 
 
 @pytest.mark.slow
-@in_a_loop
 async def test_a_connection_that_a_program_closed_ends_though_its_server_keeps_it(monkeypatch):
     monkeypatch.setattr(relay_module, "LOOK_S", 0.1)
     monkeypatch.setattr(relay_module, "_KEEPALIVE", ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1)))
@@ -474,7 +452,6 @@ async def test_a_connection_that_a_program_closed_ends_though_its_server_keeps_i
             answering.send(b"!")
 
 
-@in_a_loop
 async def test_what_a_program_wrote_before_it_ended_goes_out():
     loop = asyncio.get_running_loop()
     async with accepting() as (where, accept), granted(NAME, found={"example.test": [where]}) as made:
