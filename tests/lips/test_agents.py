@@ -46,7 +46,7 @@ def test_tools_do_what_they_say(tmp_path):
             react.query(people)(words)
 
 
-def test_react_computes_the_prompt_what_is_said_and_what_the_tools_give_and_nothing_twice(lips, computed):
+def test_react_computes_the_prompt_what_is_said_and_what_the_tools_give_and_nothing_twice(tiny, computed):
     calls = ("17 * 23", "1 / 0")
     said = [*(f"Thought: I try.\nAction: calculate[{call}]" for call in calls), "Answer: 391"]
     tools = {"calculate": react.calculate}
@@ -60,7 +60,7 @@ def test_react_computes_the_prompt_what_is_said_and_what_the_tools_give_and_noth
     assert in_file <= num_tokens <= in_file + len(said)
 
 
-def test_react_may_only_answer_when_its_calls_are_used_up_or_made_again(lips, monkeypatch):
+def test_react_may_only_answer_when_its_calls_are_used_up_or_made_again(tiny, monkeypatch):
     forms, ask = [], sym.Chat.ask
 
     def noted(chat, content, *, grammar, **how):
@@ -97,7 +97,7 @@ def test_react_by_itself_keeps_to_the_form(lips, tmp_path):
     assert out.splitlines()[-1].startswith("Answer: ")
 
 
-def test_codeact_runs_what_the_model_writes_and_keeps_its_variables(lips, computed):
+def test_codeact_runs_what_the_model_writes_and_keeps_its_variables(tiny, computed):
     said = [
         "primes = [n for n in range(2, 20) if all(n % d for d in range(2, n))]\nprint(primes)",
         "answer(len(primes))",
@@ -108,7 +108,7 @@ def test_codeact_runs_what_the_model_writes_and_keeps_its_variables(lips, comput
         assert 0 <= num_tokens - chat.kv.len() <= len(said), "no turn is prefilled again"
 
 
-def test_codeact_has_tools_and_lets_the_code_do_nothing_else(lips, tmp_path):
+def test_codeact_has_tools_and_lets_the_code_do_nothing_else(tiny, tmp_path):
     (tmp_path / "log.txt").write_text("one\nerror two\n")
     said = [
         f"print([line for line in open('{tmp_path}/log.txt') if 'error' in line], double(4))",
@@ -127,13 +127,13 @@ def test_codeact_has_tools_and_lets_the_code_do_nothing_else(lips, tmp_path):
     assert len(turns) == 8
 
 
-def test_a_recursive_model_explores_texts_and_asks_their_readers(lips, computed):
-    with (lips.mount / ".symphony/text/atlas.kv").open("w") as text:
+def test_a_recursive_model_explores_texts_and_asks_their_readers(tiny, computed):
+    with (tiny.mount / ".symphony/text/atlas.kv").open("w") as text:
         text.write("The treasure lies in the city of Lima. " * 20)
-    (lips.mount / "other.txt").write_text("secret")
+    (tiny.mount / "other.txt").write_text("secret")
     said = [
         "text = open(paths['atlas.kv']).read()\nprint(len(text), ask('atlas.kv', 'Where?') != '')",
-        f"open('{lips.mount}/other.txt')",
+        f"open('{tiny.mount}/other.txt')",
         "ask('none.kv', 'Where?')",
         "answer(text[4:12])",
     ]
@@ -149,10 +149,10 @@ def test_a_recursive_model_explores_texts_and_asks_their_readers(lips, computed)
     assert sym.kv_stat("atlas.kv").tokens == length, "readers are forks"
 
 
-def test_a_recursive_model_has_as_many_turns_as_it_is_given(lips):
+def test_a_recursive_model_has_as_many_turns_as_it_is_given(tiny):
     sym.kv_create("short.kv").close()
     with scripted(["print(1)", "print(2)"]):
-        told = lips.refused("rlm", "Where?", "short.kv", "--max-turns", "2")
+        told = tiny.refused("rlm", "Where?", "short.kv", "--max-turns", "2")
     assert told == "rlm: no answer came in 2 turns: give more --max-turns\n"
 
 
@@ -229,7 +229,7 @@ def test_the_model_writes_while_the_tool_runs_and_reads_what_it_gives(lips):
     assert num_tokens <= length + 3, "an interruption computes nothing again"
 
 
-def test_a_tool_that_takes_longer_than_the_text_is_waited_for(lips):
+def test_a_tool_that_takes_longer_than_the_text_is_waited_for(tiny):
     async def converse():
         events = list[str]()
 
@@ -245,7 +245,7 @@ def test_a_tool_that_takes_longer_than_the_text_is_waited_for(lips):
     assert "\n<<result: late>>\n" in anyio.run(converse)
 
 
-def test_an_mcp_servers_tools_are_called_as_their_schemas_say(lips):
+def test_an_mcp_servers_tools_are_called_as_their_schemas_say(tiny):
     from mcp import Client, StdioServerParameters
 
     from lips import mcp_client

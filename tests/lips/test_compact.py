@@ -16,7 +16,7 @@ def talk(path):
             chat.ask(question).full_text()
 
 
-def test_the_new_file_has_the_summary_and_the_last_turns_word_for_word(lips):
+def test_the_new_file_has_the_summary_and_the_last_turns_word_for_word(tiny):
     talk("talk.kv")
     old = sym.kv_read("talk.kv")
     with sym.kv_open("talk.kv") as kv, scripted(["We spoke."]):
@@ -36,9 +36,9 @@ def test_the_new_file_has_the_summary_and_the_last_turns_word_for_word(lips):
     assert sym.kv_read("talk.kv") == old, "the original is kept"
 
 
-def test_the_conversation_goes_on_and_its_turns_can_be_undone(lips):
+def test_the_conversation_goes_on_and_its_turns_can_be_undone(tiny):
     talk("talk.kv")
-    shown = lips.run("compact", "talk.kv", "short.kv", "--keep", "1", "--max-tokens", "8")
+    shown = tiny.run("compact", "talk.kv", "short.kv", "--keep", "1", "--max-tokens", "8")
     assert shown.startswith("talk.kv has ")
     before = sym.kv_read("short.kv")
     with sym.Chat(sym.kv_open("short.kv", "rw")) as chat:
@@ -48,7 +48,7 @@ def test_the_conversation_goes_on_and_its_turns_can_be_undone(lips):
         assert len(before[0]) - chat.kv.len() <= 2, "but for what ends a turn"
 
 
-def test_what_would_be_no_shorter_is_not_made(lips):
+def test_what_would_be_no_shorter_is_not_made(tiny):
     talk("talk.kv")
     for arguments, about in (
         (["--keep", "4"], "the last 4 stay: none is left to summarize"),
@@ -58,7 +58,7 @@ def test_what_would_be_no_shorter_is_not_made(lips):
         if "taken" in about:
             sym.kv_create("short.kv").close()
         computed = sym.daemon_stat()["num_tokens"]
-        assert about in lips.refused("compact", "talk.kv", "short.kv", *arguments)
+        assert about in tiny.refused("compact", "talk.kv", "short.kv", *arguments)
         assert sym.daemon_stat()["num_tokens"] == computed, "the model is not asked"
     with sym.kv_open("talk.kv") as kv, scripted(["so " * 120]), pytest.raises(sym.Invalid, match="nothing is saved"):
         compact.compact(kv, "long.kv", 2, 300, "You are brief.")

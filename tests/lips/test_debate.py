@@ -9,7 +9,7 @@ from tests.lips.scripted import scripted
 pytestmark = pytest.mark.slow
 
 
-def test_each_agent_reads_what_the_others_said_and_the_question_is_computed_once(lips, capsys, monkeypatch):
+def test_each_agent_reads_what_the_others_said_and_the_question_is_computed_once(tiny, capsys, monkeypatch):
     arguments = ["debate", "How many?", "--agents", "3", "--rounds", "2"]
     monkeypatch.setattr("sys.argv", arguments)
     first, second = ["One.", "Two.", "Two!"], ["Three.", "Two.", "Two!"]
@@ -31,7 +31,7 @@ def test_each_agent_reads_what_the_others_said_and_the_question_is_computed_once
     assert "[round 2, agent 1] Three.\n" in shown
 
 
-def test_a_debate_without_answers_is_no_tie(lips, monkeypatch):
+def test_a_debate_without_answers_is_no_tie(tiny, monkeypatch):
     monkeypatch.setattr("sys.argv", ["debate", "How many?", "--agents", "2", "--rounds", "1"])
     with scripted(["One.", "Two.", " ", "."]), pytest.raises(sym.Invalid, match="no agent says an answer"):
         debate.main(sym.Arguments(debate.__doc__))

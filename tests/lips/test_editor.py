@@ -36,9 +36,9 @@ class Editor:
 
 
 @pytest.fixture
-def editor(lips, tmp_path):
+def editor(tiny, tmp_path):
     """The program, watching a directory: a call replaces a file as editors do, and gives what is said about it."""
-    process = lips.start("editor", "--max-tokens", str(MAX_TOKENS), "--undo-s", "600", str(tmp_path))
+    process = tiny.start("editor", "--max-tokens", str(MAX_TOKENS), "--undo-s", "600", str(tmp_path))
     yield Editor(tmp_path, process.stdout)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)

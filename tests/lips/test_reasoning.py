@@ -194,7 +194,7 @@ class _Plain(mcts.Node):
 RIGHT, WRONG = "def double(x):\n    return x * 2", "def double(x):\n    return x + 2"
 
 
-def test_reflexion_tries_again_until_the_test_passes(lips):
+def test_reflexion_tries_again_until_the_test_passes(tiny):
     """The attempts are scripted: a small model can't be told to fail first."""
     test = "assert double(5) == 10, 'double(5) is ' + str(double(5))"
     with sym.Chat(sym.kv_create()) as chat, scripted([WRONG, "It added two.", RIGHT, "never asked"]) as left:
@@ -205,7 +205,7 @@ def test_reflexion_tries_again_until_the_test_passes(lips):
     assert text.index(WRONG) < text.index("double(5) is 7") < text.index("It added two.") < text.index(RIGHT)
 
 
-def test_reflexion_never_exceeds_its_attempts_and_reads_each_token_once(lips, computed):
+def test_reflexion_never_exceeds_its_attempts_and_reads_each_token_once(tiny, computed):
     with sym.Chat(sym.kv_create()) as chat, scripted([WRONG, "It added.", WRONG]):
         tried, num_tokens = computed(lambda: list(reflexion.attempts(chat, "double", "assert double(5) == 10", most=2)))
         with pytest.raises(NoAnswerLeft):

@@ -1,4 +1,4 @@
-"""Fixtures: one daemon with a real model and one gateway for all tests of clients. Tests of keys start their own."""
+"""Fixtures: one gateway for all tests of clients, before the daemon of the programs. Tests of keys start their own."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ import pytest
 from lips.gateway.keys import new_key
 from tests.forked import Forked
 from tests.lips.gateway.wire import running, until
-from tests.symphony.daemons import Daemon, a_daemon
+from tests.symphony.daemons import Daemon
 
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 60
@@ -138,9 +138,8 @@ def backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def gateway_daemon(tmp_path_factory):
-    with a_daemon(tmp_path_factory.mktemp("gateway"), "--model", "smollm2", "--kv-memory", "512M") as daemon:
-        yield daemon
+def gateway_daemon(_lips_daemon):
+    return _lips_daemon
 
 
 @pytest.fixture(scope="session")
@@ -177,10 +176,9 @@ def http(gateway):
 
 
 @pytest.fixture(scope="session")
-def tiny_gateway(tmp_path_factory):
+def tiny_gateway(_tiny_daemon):
     """Gateway in front of the tiny model, whose tokens are bytes."""
-    options = ("--model", "tiny", "--kv-memory", "64M")
-    with a_daemon(tmp_path_factory.mktemp("tiny"), *options) as daemon, gateways(daemon) as start:
+    with gateways(_tiny_daemon) as start:
         yield start()
 
 
