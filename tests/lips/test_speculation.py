@@ -52,14 +52,11 @@ def test_it_goes_on_behind_what_a_file_holds(lips, method):
     assert kv.read() == ([*prompt, *found[:-1]], [*range(len(prompt) + len(found) - 1)])
 
 
-def test_a_draft_is_what_followed_the_latest_time():
+def test_a_draft_is_what_followed_the_latest_time_and_a_tree_has_what_drafts_begin_with_in_common_once():
     assert ngram.draft([1, 2, 3, 1, 2, 4, 5, 1, 2], match=2, length=2) == [4, 5]
     assert ngram.draft([7, 7, 7], match=2, length=8) == [7]
     assert ngram.draft([1, 2, 3], match=1, length=8) == []
     assert ngram.draft([1], match=2, length=8) == []
-
-
-def test_a_tree_has_what_its_drafts_begin_with_in_common_once():
     assert tree_speculation.drafts([1, 2, 3, 1, 2, 4, 1, 2], match=2, width=4, length=2) == [[4, 1], [3, 1]]
     assert tree_speculation.tree([[4, 1], [4, 5], [3]]) == ([4, 1, 5, 3], [[0], [0, 1], [0, 2], [3]])
 

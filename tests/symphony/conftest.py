@@ -31,14 +31,19 @@ def shared(shared_daemon, monkeypatch):
 
     After the test its accounts balance, and its mount is emptied.
     """
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(shared_daemon.socket))
-    sym.connect(str(shared_daemon.socket))
+    yield from connected_to(shared_daemon, monkeypatch)
+
+
+def connected_to(daemon, monkeypatch):
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    sym.connect(str(daemon.socket))
     eventually(lambda: sym.daemon_stat()["lips"] == 1)  # those of the test before are gone
-    yield shared_daemon
-    sym.connect(str(shared_daemon.socket))  # the test may be connected to another one
+    yield daemon
+    sym.close()  # the test may have confined it to a domain, or be connected to another one
+    sym.connect(str(daemon.socket))
     sym.daemon_check()
     sym.close()
-    empty(shared_daemon.mount)
+    empty(daemon.mount)
 
 
 def empty(directory):

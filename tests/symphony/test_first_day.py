@@ -116,14 +116,11 @@ def test_a_generation_says_that_it_failed_when_it_has():
     assert repr(failed) == "<Generation: 0 tokens, failed>"
 
 
-def test_completion_offers_what_is_documented():
+def test_completion_offers_what_is_documented_and_the_library_says_which_release_it_is():
     kv = sym.kv_create()
     shown = {*dir(kv), *dir(sym.generate(kv, [65], max_tokens=1))}
     assert shown & {"give_up", "moved", "named", "take", "came", "read_part", "drop_stop", "is_lost"} == set()
     assert shown >= {"fork", "room", "handle", "cancel", "full_text", "is_complete", "tokens"}
-
-
-def test_the_library_says_which_release_it_is():
     assert sym.__version__ == symphony.__version__
 
 

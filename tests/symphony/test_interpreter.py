@@ -140,15 +140,11 @@ def test_descriptors_and_variables_of_the_program_are_not_there(monkeypatch):
 
 
 @pytest.mark.slow
-def test_code_that_takes_too_long_is_ended_and_the_next_begins_anew():
+def test_code_that_takes_too_long_by_itself_is_ended_and_the_next_begins_anew():
     with sym.Interpreter(seconds=0.3) as python:
         python.run("x = 1")
         assert python.run("while True:\n    pass") == "the code was ended after 0.3 s: its variables are gone\n"
         assert "NameError" in python.run("x")
-
-
-@pytest.mark.slow
-def test_the_time_of_the_programs_own_functions_is_not_the_codes():
     with sym.Interpreter({"slow": lambda: threading.Event().wait(0.8)}, seconds=0.5) as python:
         assert python.run("slow()") == "False\n"
 

@@ -63,7 +63,8 @@ def test_a_page_has_examples_and_the_first_names_it(page):
     assert f".BR {page} (3)\n".replace("-", "\\-") in SOURCES["libsym"]
 
 
-def test_every_call_has_an_entry_with_an_example():
+def test_every_call_has_an_entry_with_an_example_and_the_version_of_the_abi_is_this_one():
+    assert f"version {ABI_VERSION}" in plain(SOURCE)
     assert set(headings()) - set(sym.__all__) == set()
     assert FUNCTIONS - set(headings()) == ADVICE
     assert set(headings()) - set(EXAMPLES) == set()
@@ -101,10 +102,6 @@ def test_every_error_is_listed_with_its_errno_and_what_its_docstring_says():
     assert listed == {
         name: (errno.errorcode[cls.code], (cls.__doc__ or "").partition("\n")[0]) for name, cls in classes.items()
     }
-
-
-def test_it_is_about_this_version_of_the_abi():
-    assert f"version {ABI_VERSION}" in plain(SOURCE)
 
 
 @pytest.mark.slow

@@ -4,25 +4,20 @@ import pytest
 
 import libsym as sym
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def connected(emptied):
-    return emptied
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emptied")]
 
 
 def names():
     return [entry.name for entry in sym.kv_list() if entry.kind == "kv"]
 
 
-def test_the_path_follows_a_rename_however_the_name_was_spelled(connected):
-    kv, other = sym.kv_create("a.kv"), sym.kv_open(connected.mount / "a.kv")
+def test_the_path_follows_a_rename_however_the_name_was_spelled(emptied):
+    kv, other = sym.kv_create("a.kv"), sym.kv_open(emptied.mount / "a.kv")
     beside = sym.kv_create("beside.kv")
     sym.kv_rename("./a.kv", "b.kv")
     assert (kv.path, other.path, beside.path) == ("b.kv", "b.kv", "beside.kv")
-    (connected.mount / "d").mkdir()
-    sym.kv_rename(connected.mount / "b.kv", "d/c.kv")
+    (emptied.mount / "d").mkdir()
+    sym.kv_rename(emptied.mount / "b.kv", "d/c.kv")
     sym.kv_rename("d/c.kv", "d/e.kv")
     assert kv.path == "d/e.kv"
     kv.remove()
@@ -38,9 +33,9 @@ def test_a_file_that_was_computed_or_found_by_kv_open_or_compute_follows_too():
     assert names() == []
 
 
-def test_of_a_file_with_two_names_only_the_one_that_was_moved_is_another(connected):
+def test_of_a_file_with_two_names_only_the_one_that_was_moved_is_another(emptied):
     kv = sym.kv_create("a.kv")
-    (connected.mount / "link.kv").hardlink_to(connected.mount / "a.kv")
+    (emptied.mount / "link.kv").hardlink_to(emptied.mount / "a.kv")
     linked = sym.kv_open("link.kv")
     sym.kv_rename("link.kv", "new.kv")
     assert (kv.path, linked.path) == ("a.kv", "new.kv")
@@ -48,39 +43,39 @@ def test_of_a_file_with_two_names_only_the_one_that_was_moved_is_another(connect
     assert names() == ["a.kv"]
 
 
-def test_a_rename_between_two_names_of_one_file_moves_nothing(connected):
+def test_a_rename_between_two_names_of_one_file_moves_nothing(emptied):
     kv = sym.kv_create("a.kv")
-    (connected.mount / "b.kv").hardlink_to(connected.mount / "a.kv")
+    (emptied.mount / "b.kv").hardlink_to(emptied.mount / "a.kv")
     sym.kv_rename("a.kv", "b.kv")
     assert kv.path == "a.kv"
     kv.remove()
     assert names() == ["b.kv"]
 
 
-def test_a_file_that_others_have_moved_is_kept_and_stays_open(connected):
+def test_a_file_that_others_have_moved_is_kept_and_stays_open(emptied):
     kv = sym.kv_create("mine.kv")
     sym.kv_write(kv, [1, 2])
-    (connected.mount / "mine.kv").rename(connected.mount / "kept.kv")
+    (emptied.mount / "mine.kv").rename(emptied.mount / "kept.kv")
     with pytest.raises(sym.NotFound, match=r"mine\.kv: .* by the path"):
         kv.remove()
     assert names() == ["kept.kv"]
     assert (kv.path, kv.closed, len(kv)) == ("mine.kv", False, 2)
 
 
-def test_another_file_that_took_the_name_is_not_removed(connected):
+def test_another_file_that_took_the_name_is_not_removed(emptied):
     kv = sym.kv_create("a.kv")
     sym.kv_rename("a.kv", "b.kv")
     sym.kv_create("a.kv").close()
-    (connected.mount / "b.kv").unlink()
+    (emptied.mount / "b.kv").unlink()
     sym.kv_create("b.kv").close()
     with pytest.raises(sym.NotFound):
         sym.kv_remove(kv)
     assert names() == ["a.kv", "b.kv"]
 
 
-def test_the_file_behind_a_symbolic_link_is_what_its_handle_removes(connected):
+def test_the_file_behind_a_symbolic_link_is_what_its_handle_removes(emptied):
     sym.kv_create("a.kv").close()
-    (connected.mount / "s.kv").symlink_to("a.kv")
+    (emptied.mount / "s.kv").symlink_to("a.kv")
     sym.kv_open("s.kv").remove()
     assert names() == []
 
@@ -93,8 +88,8 @@ async def test_it_is_so_in_event_loops():
     assert names() == []
 
 
-def test_a_directory_that_is_missing_on_the_way_is_the_one_that_is_named(connected):
-    (connected.mount / "d").mkdir()
+def test_a_directory_that_is_missing_on_the_way_is_the_one_that_is_named(emptied):
+    (emptied.mount / "d").mkdir()
     for path in ("d/none/a.kv", "d/none/deeper/a.kv"):
         for call in (sym.kv_create, sym.kv_open):
             with pytest.raises(sym.NotFound, match=f"^{path}: there is no directory none "):

@@ -45,7 +45,8 @@ def test_a_little_that_is_lost_each_round_is_a_leak(leaks, lost, found):
     assert leak.startswith(found)
 
 
-def test_what_varies_is_given_back_warms_up_stands_out_or_is_too_short_is_none(leaks):
+def test_growth_is_that_of_the_whole_stretch_and_what_varies_warms_up_stands_out_or_is_too_short_is_none(soak, leaks):
+    assert soak("flatness").growth([1, 2, 3, 4]) == 3
     looks = series()
     for place, each in enumerate(looks[:10]):
         each["mb"] -= 50 - 5 * place
@@ -53,10 +54,6 @@ def test_what_varies_is_given_back_warms_up_stands_out_or_is_too_short_is_none(l
         each["fds"] += 200
     for seen in (series(), series(fds=-0.5, mb=-0.4, pages=-20), looks, series(6, fds=50)):
         assert leaks(seen) == []
-
-
-def test_growth_is_that_of_the_whole_stretch(soak):
-    assert soak("flatness").growth([1, 2, 3, 4]) == 3
 
 
 @pytest.mark.parametrize("lock", [None, "", "{gone}\n", "{other}\n"])

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 import libsym as sym
-from tests.symphony.conftest import empty
+from tests.symphony.conftest import connected_to
 from tests.symphony.daemons import a_daemon
 from tests.symphony.launchers import eventually
 from tests.symphony.services import OTHER_UID, as_user
@@ -54,13 +54,7 @@ def shared(tmp_path_factory):
 @pytest.fixture
 def small(shared, monkeypatch):
     """The daemon of the module, without any file."""
-    monkeypatch.setenv("SYMPHONY_SOCKET", str(shared.socket))
-    sym.connect(str(shared.socket))
-    yield shared
-    empty(shared.mount)
-    sym.close()  # the test may have confined it to a domain
-    with sym.connection(shared.socket):
-        sym.daemon_check()
+    yield from connected_to(shared, monkeypatch)
 
 
 def make(name, num_tokens=LARGE):

@@ -88,13 +88,10 @@ def test_tokens_stop_an_answer(tiny):
     assert complete(tiny, **wants_b, stop_token_ids=[B], min_tokens=3, max_tokens=3)["usage"]["completion_tokens"] == 3
 
 
-def test_bad_words_do_not_come(tiny):
+def test_bad_words_and_tokens_that_are_not_allowed_do_not_come(tiny):
     wants = {"logit_bias": {A: 99, B: 50}}
     assert text_of(tiny, **wants, bad_words=["A"]) == "B" * 12
     assert text_of(tiny, **wants, bad_words=["AA", "€)"]) == "AB" * 6
-
-
-def test_tokens_that_alone_are_allowed(tiny):
     found = text_of(tiny, temperature=50, seed=3, allowed_token_ids=[A, C], logit_bias={END: 99})
     assert set(found) == {"A", "C"}
     assert len(found) == 12, "the end is not among them"
@@ -137,15 +134,12 @@ def test_a_template_gets_its_variables(tiny):
         assert "messages cannot be given as a variable" in json.dumps(taken)
 
 
-def test_a_stop_text_is_kept_where_it_is_wanted(tiny):
+def test_a_stop_text_and_special_tokens_are_kept_where_they_are_wanted(tiny):
     options = {"logit_bias": {B: 99}, "stop": ["BB"]}
     assert text_of(tiny, **options) == ""
     assert text_of(tiny, **options, include_stop_str_in_output=True) == "BB"
     pieces = streamed(tiny, "/v1/completions", prompt="Hi", **options, include_stop_str_in_output=True)
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == "BB"
-
-
-def test_special_tokens_have_a_text_or_none(tiny):
     pads = {"logit_bias": {PAD: 99}, "max_tokens": 2}
     assert text_of(tiny, **pads, skip_special_tokens=False) == "<pad><pad>"
     assert text_of(tiny, **pads, skip_special_tokens=True) == ""
@@ -190,7 +184,7 @@ def test_an_answer_has_its_tokens(tiny, route):
     assert {prompt_of(chunk) for chunk in chunks[1:]} == {None}
 
 
-def test_what_repeats_becomes_unlikely(tiny):
+def test_what_repeats_becomes_unlikely_also_where_it_was_said_in_an_earlier_turn(tiny):
     wants_b = {"logit_bias": {B: 99, C: 50}}
     dry = {**wants_b, "dry_multiplier": 1000, "dry_allowed_length": 1}
     assert text_of(tiny, **wants_b, dry_multiplier=0) == "B" * 12
@@ -204,11 +198,8 @@ def test_what_repeats_becomes_unlikely(tiny):
     said_before = {**penalty, "prompt": "B" + "x" * 64}
     assert text_of(tiny, **said_before)[0] == "B", "64 tokens are looked at, as in llama.cpp"
     assert text_of(tiny, **said_before, repeat_last_n=-1)[0] == "C"
-
-
-def test_a_repetition_of_an_earlier_turn_is_one(tiny):
-    dry = {"logit_bias": {B: 99, C: 50}, "conversation": "dry", "dry_multiplier": 1000, "dry_sequence_breakers": []}
-    assert [said_in(tiny, **dry)[0] for _ in range(2)] == ["B", "C"]
+    of_turns = {"logit_bias": {B: 99, C: 50}, "conversation": "dry", "dry_multiplier": 1000}
+    assert [said_in(tiny, **of_turns, dry_sequence_breakers=[])[0] for _ in range(2)] == ["B", "C"]
 
 
 def test_surprise_is_near_the_entropy_or_near_what_is_wanted(tiny):
@@ -264,6 +255,6 @@ def test_what_is_not_done_or_too_much_is_refused_by_its_name(tiny, options, word
     assert error["param"] or options.keys() & {"grammar", "guided_grammar", "guided_regex"}, "the daemon reads these"
 
 
-def test_the_best_of_a_stream_is_not_known(tiny):
+def test_the_best_of_a_stream_or_of_fewer_than_are_wanted_is_not_known(tiny):
     for options in ({"best_of": 2, "stream": True}, {"best_of": 1, "n": 2}):
         assert post(tiny, COMPLETIONS, prompt="Hi", **options, status=400)["error"]["param"] == "best_of"

@@ -24,16 +24,14 @@ def mount(tmp_path):
     return root
 
 
-def test_it_is_made_for_its_user_alone(mount):
-    assert own_place(str(mount), None) == Place(str(mount), OWN)
-    assert (mount / OWN).stat().st_mode & 0o7777 == 0o700
-
-
-def test_one_s_own_of_before_goes_on_being_used_until_there_is_the_other(mount, caplog):
+def test_it_is_made_for_its_user_alone_and_one_s_own_of_before_is_used_until_there_is_the_other(mount, caplog):
     (mount / "gateway").mkdir(0o755)
     assert own_place(str(mount), None).path == "gateway"
     assert not (mount / OWN).exists()
-    (mount / OWN).mkdir(0o700)
+    (mount / "gateway").rename(mount / "away")
+    assert own_place(str(mount), None) == Place(str(mount), OWN)
+    assert (mount / OWN).stat().st_mode & 0o7777 == 0o700
+    (mount / "away").rename(mount / "gateway")
     assert own_place(str(mount), None).path == OWN
     assert "--directory gateway" in caplog.text
 
