@@ -39,7 +39,6 @@ def shelf(lips):
 
 @pytest.fixture
 def bees(tmp_path):
-    """A directory with a document."""
     (tmp_path / "bees.md").write_text(DOCUMENTS["bees.md"])
     return str(tmp_path)
 

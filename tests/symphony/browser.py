@@ -64,11 +64,9 @@ class Browser:
         return json.loads(message)
 
     def go(self, url: str) -> None:
-        """Load a page, and return when it is loaded."""
         self._load("Page.navigate", url=url)
 
     def reload(self) -> None:
-        """Load the page again, and return when it is loaded."""
         self._load("Page.reload")
 
     def _load(self, method: str, **parameters: str) -> None:

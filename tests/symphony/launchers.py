@@ -46,7 +46,6 @@ class Launchers:
         self._clients: list[subprocess.Popen] = []
 
     def script(self, source: str, name: str = "prog.py") -> Path:
-        """A program given as text."""
         path = self.directory / name
         path.write_text("import os, signal, sys, time\n" + textwrap.dedent(source))
         return path
@@ -79,7 +78,6 @@ class Launchers:
 
     @property
     def state(self) -> Path:
-        """The launcher's directory."""
         return next((self.runtime / "symphony").iterdir())
 
     @property

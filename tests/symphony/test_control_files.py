@@ -23,7 +23,6 @@ HANDBOOK = "".join(f"Rule {number}: refunds take {number % 7} days. Grüße, 世
 
 @pytest.fixture
 def kv(shared):
-    """The mount, for a shell."""
     return shared.mount
 
 
@@ -117,8 +116,6 @@ def test_the_mode_and_the_attributes_of_a_text_are_those_of_its_file(shared, kv,
     shared.shell(f"touch -d 2001-01-01 {text}/a.kv; truncate -s 2 {text}/a.kv")
     assert (text / "a.kv").read_bytes() == b"on"
 
-
-# ---- what can't be done
 
 # ---- what is shown
 

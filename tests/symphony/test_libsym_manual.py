@@ -20,7 +20,6 @@ SOURCE = "".join(SOURCES.values())
 
 
 def plain(line: str) -> str:
-    """A line of the source as it is read."""
     escapes = {"\\-": "-", "\\(dq": '"', "\\(aq": "'", "\\&": "", "\\e": "\\", "\\fB": "", "\\fI": ""}
     for written, read in escapes.items():
         line = line.replace(written, read)

@@ -14,7 +14,6 @@ SOAK = Path(__file__).resolve().parents[2] / "scripts" / "soak"
 
 @pytest.fixture
 def soak(monkeypatch):
-    """Modules of the soak."""
     monkeypatch.syspath_prepend(str(SOAK))
     return importlib.import_module
 

@@ -22,7 +22,6 @@ from tests.lips.gateway.wire import (
 
 
 def connected(gateway, text=b""):
-    """A connection on which this was sent."""
     host, port = gateway.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=60)
     connection.sendall(text)
@@ -39,7 +38,6 @@ def request_of(body, *fields):
 
 
 def status_of(connection):
-    """The first line that is answered."""
     return connection.recv(1 << 16).partition(b"\r\n")[0] + b" "
 
 

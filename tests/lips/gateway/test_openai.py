@@ -42,7 +42,6 @@ def ask(client, **options):
 
 
 def text_of(chunks, index=0):
-    """The text of one choice of a stream."""
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     return "".join(choice.delta.content or "" for choice in choices if choice.index == index)
 

@@ -37,7 +37,6 @@ def test_it_is_made_for_its_user_alone_and_one_s_own_of_before_is_used_until_the
 
 
 def refused(says, call, *arguments):
-    """The path of a refusal."""
     with pytest.raises(PermissionError, match=says) as found:
         call(*arguments)
     return str(found.value.filename)

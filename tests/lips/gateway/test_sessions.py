@@ -46,7 +46,6 @@ def _files(gateway, http):
 
 @pytest.fixture
 def other(gateway):
-    """A second client."""
     with gateway.client() as client:
         yield client
 

@@ -15,8 +15,6 @@ class Costs:
 
 
 class Batches:
-    """The numbers of a scheduler."""
-
     def __init__(self):
         self.cost, self.statistics, self.num_rows_waiting = Costs(), Statistics(), 0
 

@@ -28,7 +28,6 @@ class Log:
             self.logger.warning("the %dth is 100 %% broken", number)
 
     def lines(self):
-        """Return the lines that came through since the last call."""
         found = self._text.getvalue().splitlines()
         self._text.seek(0)
         self._text.truncate()

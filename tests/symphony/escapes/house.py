@@ -64,7 +64,6 @@ class User:
         }
 
     def symphony(self, *words: object, check: bool = True, **how: Any) -> subprocess.CompletedProcess[str]:
-        """A command of the user."""
         how = {"stdin": subprocess.DEVNULL, "cwd": self.work, "env": self.environment, **as_user(self.uid), **how}
         command = [*self._symphony, *map(str, words)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, **how)
@@ -147,7 +146,6 @@ class House:
         self.users: dict[int, User] = {}
 
     def user(self, uid: int) -> User:
-        """The one with this number."""
         if uid not in self.users:
             self.users[uid] = User(self.daemon, self.directory / f"user-{uid}", self._runtime / str(uid), uid)
         return self.users[uid]

@@ -144,7 +144,6 @@ class Outside:
         self.world |= {"shm_key": key, "dev_shm": str(posix)}
 
     def _start_victim(self) -> None:
-        """A program of the same user."""
         self._victim = self._stack.enter_context(
             subprocess.Popen(
                 ["/usr/bin/python3" if self.uid else sys.executable, "-c", VICTIM, self.secret, self.world["mark"]],
