@@ -70,12 +70,6 @@ def test_the_likeliest_are_pairs_and_two_lists():
     assert likeliest.tokens == [0, 2, 1]
 
 
-def test_flags_that_are_none_name_those_that_create():
-    flags: Any = "w"
-    with pytest.raises(sym.Invalid, match="'a' as 'rw' where a file that is not there is created"):
-        sym.kv_open("a.kv", flags)
-
-
 def test_a_distribution_shows_its_likeliest_tokens_as_text():
     logits = [0.0] * 259
     logits[104], logits[10] = 9.0, 7.0

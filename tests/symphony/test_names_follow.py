@@ -62,17 +62,6 @@ def test_a_file_that_others_have_moved_is_kept_and_stays_open(emptied):
     assert (kv.path, kv.closed, len(kv)) == ("mine.kv", False, 2)
 
 
-def test_another_file_that_took_the_name_is_not_removed(emptied):
-    kv = sym.kv_create("a.kv")
-    sym.kv_rename("a.kv", "b.kv")
-    sym.kv_create("a.kv").close()
-    (emptied.mount / "b.kv").unlink()
-    sym.kv_create("b.kv").close()
-    with pytest.raises(sym.NotFound):
-        sym.kv_remove(kv)
-    assert names() == ["a.kv", "b.kv"]
-
-
 def test_the_file_behind_a_symbolic_link_is_what_its_handle_removes(emptied):
     sym.kv_create("a.kv").close()
     (emptied.mount / "s.kv").symlink_to("a.kv")
