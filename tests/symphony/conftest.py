@@ -46,6 +46,22 @@ def connected_to(daemon, monkeypatch):
     empty(daemon.mount)
 
 
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    with a_daemon(tmp_path_factory.mktemp("daemon"), "--model", "tiny", "--kv-memory", "64M") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def connected(daemon, monkeypatch):
+    """A daemon of the module's own, which this process and the programs it starts can reach."""
+    monkeypatch.setenv("SYMPHONY_SOCKET", str(daemon.socket))
+    sym.connect(str(daemon.socket))
+    yield daemon
+    sym.daemon_check()
+    sym.close()
+
+
 def empty(directory):
     for path in directory.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
