@@ -112,7 +112,7 @@ def test_fish_completes_commands_options_choices_and_names(place):
 
 
 def test_the_words_of_options_are_those_that_a_daemon_takes():
-    assert set(WORDS["precision"]) == {*KV_DTYPE, *GPU_PRECISIONS}
+    assert set(WORDS["precision"]) == {*KV_DTYPE, *GPU_PRECISIONS, "auto"}
     for key in ("device", "log"):
         for word in WORDS[key]:
             assert getattr(load(None, {key: word}), key) == word
