@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.kvfs.mounted import (
@@ -33,6 +34,8 @@ pytestmark = needs_mount
 NUM_STEPS = int(os.environ.get("SYMPHONY_TEST_STEPS", "1000"))
 NAMES = ("a", "b", "c", "d/a", "d/b")
 NUM_DESCRIPTORS = 16
+MOST_OF_ONE_HASH = 8
+"""The most names of one hash that C keeps."""
 EXPECTED = {errno.ENOENT, errno.EEXIST, errno.EOPNOTSUPP, errno.EBUSY, errno.EINVAL, errno.ESTALE, errno.ENOSPC}
 """Errors of steps that meet no file, or a file of another kind."""
 
@@ -281,6 +284,32 @@ def test_c_answers_names_of_unchanged_files(tmp_path: Path) -> None:
         mount.settle()
         mount.call("check")  # also the lookups that C has answered are forgotten
         assert mount.call("num_inodes") == 2  # the root and the directory
+
+
+def colliding(parent: int, count: int) -> list[str]:
+    """Return names that C keeps in one list: all have one hash, see kept_names.c."""
+    tried = np.arange(count << 17, dtype=np.uint64)
+    states = np.full(tried.shape, 14695981039346656037 ^ parent, np.uint64)
+    for shift in range(0, 32, 4):
+        states = (states ^ (ord("a") + (tried >> np.uint64(shift) & np.uint64(15)))) * np.uint64(1099511628211)
+    found = np.flatnonzero((states ^ states >> np.uint64(32)) % np.uint64(65536) == 0)[:count]
+    return ["".join(chr(ord("a") + (int(number) >> shift & 15)) for shift in range(0, 32, 4)) for number in found]
+
+
+def test_c_keeps_few_names_of_one_hash(tmp_path: Path) -> None:
+    """A user can choose such names. If C kept many of them, each request for one of them would take long."""
+    with mounted(tmp_path) as mount:
+        directory = mount.path / "d"
+        directory.mkdir()
+        names = colliding(directory.stat().st_ino, 64)
+        assert len(names) == 64
+        for name in names:
+            (directory / name).touch()
+        assert len(tuple(directory.iterdir())) == len(names)
+        num_requests = mount.call("num_requests")
+        for name in names:
+            assert os.path.lexists(directory / name)
+        assert mount.call("num_requests") - num_requests >= len(names) - MOST_OF_ONE_HASH
 
 
 def test_a_file_that_a_program_extends_is_asked_for_each_time(tmp_path: Path) -> None:
