@@ -85,14 +85,22 @@ class Grants:
             self._unheard.add(inode)
             self._bell.ring()
 
+    def forgotten(self, inode: Inode, *, is_known: bool) -> None:
+        """Note that the kernel has forgotten lookups of the inode's own node. `is_known`: lookups are left, because an
+        answer is on its way.
+        """
+        if is_known:
+            self.withdraw(inode)
+        else:  # the kernel may still know nodes of other versions
+            inode.holder = None
+            self._unheard.discard(inode)
+
     def _is_heard(self, inode: Inode) -> bool:
         """Send the message. Return False if the kernel does not know the inode yet."""
         error = -self._send(inode.number)
-        if error == errno.ENOENT:
-            return not inode.lookups
-        if error and error != errno.ENODEV:  # a mount that is gone holds no attributes
+        if error not in {0, errno.ENOENT, errno.ENODEV}:  # ENODEV: a mount that is gone holds no attributes
             log.error("the kernel keeps old attributes of inode %d: errno %d", inode.number, error)
-        return True
+        return error != errno.ENOENT
 
     async def repeat(self) -> None:
         """Repeat messages about inodes that the kernel did not know, in an endless loop."""

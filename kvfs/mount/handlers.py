@@ -121,6 +121,8 @@ class FileHandlers:
             return self._entry(self._nodes.inode(parent), parent)
         inode = self._tree.child(self._tree.get(parent), name)
         node = self._files.node_of(inode)
+        if name == b"..":  # perhaps the root, of which the kernel keeps no attributes
+            return self._entry(inode, node)
         return self._entry(inode, node, self._grants.valid_s(inode, node))
 
     def looked_up(self, number: int, num_lookups: int) -> None:
@@ -129,10 +131,12 @@ class FileHandlers:
 
     def forget(self, number: int, num_lookups: int) -> None:
         try:
-            if self._nodes.forget(number, num_lookups):
+            inode = self._nodes.inode(number)
+            is_forgotten = self._nodes.forget(number, num_lookups)
+            if is_forgotten:
                 self._files.forget(number)
-            else:
-                self._grants.withdraw(self._nodes.inode(number))
+            if number == inode.number:
+                self._grants.forgotten(inode, is_known=not is_forgotten)
         except Exception:
             log.exception("can't forget %d lookups of inode %d", num_lookups, number)
 

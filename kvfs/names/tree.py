@@ -536,8 +536,6 @@ class Tree:
         """Subtract lookups that the kernel has forgotten."""
         assert inode.lookups >= num_lookups, f"inode {inode.number}: {inode.lookups} lookups, {num_lookups} forgotten"
         inode.lookups -= num_lookups
-        if not inode.lookups:
-            inode.holder = None
         self.drop_if_unused(inode)
 
     def opened(self, inode: Inode) -> None:

@@ -1,8 +1,11 @@
 """Attributes that a kernel was granted are withdrawn by a message, here without a kernel."""
 
 import errno
+import os
 import stat
-from collections.abc import Awaitable, Callable
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,11 +18,11 @@ from kvfs.mount.grants import REPEAT_S, VALID_S, Grants
 from kvfs.mount.handlers import FileHandlers
 from kvfs.mount.waiting_changes import WaitingChanges, at_once
 from kvfs.mount.wire import Answers
-from kvfs.names.inode import Inode
+from kvfs.names.inode import Credentials, Inode
 from kvfs.names.tree import Tree
 from kvfs.pages.accounts import Accounts
 from kvfs.pages.pool import PagePool
-from tests.kvfs.fakes import FakeFacts, FakeStore
+from tests.kvfs.fakes import FakeFacts, FakeStore, commit_all
 
 
 class Kernel:
@@ -42,6 +45,30 @@ class Kernel:
         inode = self.tree.make(self.tree.root, name, stat.S_IFREG, mode=0o644, uid=0, gid=0)
         inode.lookups = 1
         return inode
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file system with the handlers of its mount."""
+
+    fs: FileSystem
+    kernel: Kernel
+    handlers: FileHandlers
+    eager: Eager
+    out: memoryview
+
+    def lookup(self, parent: int, name: bytes) -> tuple[int, int]:
+        """Return the node of the answer, and the time for which its attributes are granted."""
+        self.handlers.lookup(parent, name)
+        node, _, _, valid_s = struct.unpack_from("=QQQQ", self.out)
+        return node, valid_s
+
+    def open(self, node: int) -> int:
+        """Open a file for reading. Return the number of the handle."""
+        self.eager.start(self.handlers.open(node, os.O_RDONLY, 0, 0))
+        handle: int
+        (handle,) = struct.unpack_from("=Q", self.out)
+        return handle
 
 
 @pytest.fixture
@@ -84,7 +111,7 @@ def test_directories_are_granted_while_they_are_listed(kernel: Kernel) -> None:
 def test_a_forgotten_inode_is_not_told_of(kernel: Kernel) -> None:
     inode = kernel.known(b"a")
     kernel.grants.valid_s(inode, inode.number)
-    kernel.tree.forget(inode, 1)
+    kernel.grants.forgotten(inode, is_known=False)
     inode.changed()
     assert kernel.told == []
 
@@ -101,27 +128,63 @@ async def test_a_change_is_told_again_until_the_kernel_knows_the_inode_or_forget
         await trio.sleep(2.5 * REPEAT_S)
         assert sorted(kernel.told) == [late.number] * 3 + [gone.number] * 3
         assert kernel.grants.valid_s(late, late.number) == 0
-        kernel.tree.forget(gone, 1)
+        kernel.grants.forgotten(gone, is_known=False)
         await trio.sleep(REPEAT_S)
         kernel.error = 0
         await trio.sleep(10 * REPEAT_S)
-        assert kernel.told.count(gone.number) == 4
+        assert kernel.told.count(gone.number) == 3
         assert kernel.told.count(late.number) == 5
         assert kernel.grants.valid_s(late, late.number) == VALID_S
         nursery.cancel_scope.cancel()
 
 
-def test_an_inode_that_is_forgotten_while_an_answer_is_on_its_way_is_told_of(tmp_path: Path) -> None:
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
     facts = FakeFacts()
     fs = FileSystem(PagePool(FakeStore(facts, num_pages=1)), facts, tmp_path / "backing", 0, 0)
-    kernel, eager = Kernel(fs.volume.tree), Eager()
-    answers = Answers(memoryview(bytearray(4096)), len)
-    files = FileHandlers(fs.volume, answers, eager, WaitingChanges(eager, at_once), lambda: 0, kernel.grants)
-    number = fs.volume.make_plain(fs.volume.tree.root, b"a", 0o644, 0, 0).number
-    for _ in range(3):
-        files.lookup(1, b"a")
-    files.forget(number, 2)
-    assert kernel.told == [number]
-    files.forget(number, 1)
-    assert kernel.told == [number]
+    kernel, eager, out = Kernel(fs.volume.tree), Eager(), memoryview(bytearray(4096))
+    changes = WaitingChanges(eager, at_once)
+    handlers = FileHandlers(fs.volume, Answers(out, len), eager, changes, lambda: 0, kernel.grants)
+    yield Mount(fs, kernel, handlers, eager, out)
     fs.close()
+
+
+def test_an_inode_that_is_forgotten_while_an_answer_is_on_its_way_is_told_of(mount: Mount) -> None:
+    number = mount.fs.volume.make_plain(mount.fs.volume.tree.root, b"a", 0o644, 0, 0).number
+    for _ in range(3):
+        assert mount.lookup(1, b"a") == (number, VALID_S)
+    mount.handlers.forget(number, 2)
+    assert mount.kernel.told == [number]
+    mount.handlers.forget(number, 1)
+    assert mount.kernel.told == [number]
+
+
+async def test_an_inode_of_which_the_kernel_knows_only_an_older_version_is_not_told_of(mount: Mount) -> None:
+    """Otherwise the message would be repeated for as long as a program holds that version."""
+    root = Credentials(0, 0)
+    mount.fs.kv_close(mount.fs.kv_create(root, "a", 0o600))
+    number, _ = mount.lookup(1, b"a")
+    handle = mount.open(number)
+    writer = mount.fs.kv_open(root, "a", write=True)
+    commit_all(mount.fs.reserve(writer, [1], range(1)))
+    mount.fs.committed(writer)
+    mount.fs.kv_close(writer)
+    newer, _ = mount.lookup(1, b"a")
+    assert newer != number
+    mount.eager.start(mount.handlers.release(handle))
+    assert mount.lookup(1, b"a") == (number, VALID_S)
+    told = len(mount.kernel.told)
+    mount.handlers.forget(number, 2)
+    mount.fs.kv_chmod(root, "a", 0o640)
+    assert len(mount.kernel.told) == told
+    assert mount.lookup(1, b"a") == (number, VALID_S)
+    mount.handlers.forget(number, 1)
+    mount.handlers.forget(newer, 1)
+
+
+def test_the_parent_of_a_file_handle_is_granted_nothing(mount: Mount) -> None:
+    """The parent may be the root, of which the kernel keeps no attributes."""
+    tree = mount.fs.volume.tree
+    number = tree.make(tree.root, b"d", stat.S_IFDIR, mode=0o755, uid=0, gid=0).number
+    assert mount.lookup(1, b"d") == (number, VALID_S)
+    assert mount.lookup(number, b"..") == (1, 0)
