@@ -19,8 +19,9 @@ repeated until the kernel knows or forgets the inode. Meanwhile only a descripto
 same holds if the kernel forgets an inode while an answer is on its way. Kernels before 6.13 accept such an answer
 regardless of the version, so this FORGET withdraws, too.
 
-The kernel keeps no attributes of the root, so that stat(2) of the mount point fails once the daemon is gone. Instead C
-(`shim.c`) keeps the answer until the attributes are withdrawn.
+The kernel keeps no attributes of the root, so that stat(2) of each path that begins at the mount point fails once the
+daemon is gone. Only a descriptor, or `.` in a working directory below, still shows attributes. Instead of the kernel, C
+(`shim.c`) keeps the root's answer until the attributes are withdrawn.
 
 Names are not granted. The kernel forgets a name under the lock of its directory, for which the trio thread can't wait.
 FUSE_NOTIFY_INC_EPOCH takes no lock, but then each path loses its names until their next lookup: getcwd(2) may fail, the
