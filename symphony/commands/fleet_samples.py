@@ -85,6 +85,8 @@ class Followed:
                         machine.heard_s = time.monotonic()
         except SymError as error:
             machine.facts, machine.trouble = None, str(error).removeprefix(f"{name} ")
+        except ValueError:
+            machine.facts, machine.trouble = None, "prints a line that is no sample"
 
     def news_of(self, name: str) -> tuple[Mapping[str, Any] | None, str]:
         """Return the latest sample of a machine, and its trouble."""

@@ -366,6 +366,14 @@ def test_top_says_of_each_machine_why_it_has_no_programs(cluster, monkeypatch):
     assert followed.trouble == ""
 
 
+def test_a_machine_that_prints_more_than_samples_is_named(cluster, monkeypatch):
+    monkeypatch.setattr("symphony.fleet.runner.SYMPHONY", ("echo", "a greeting\n"))
+    followed = Followed("east", 1.0)
+    with Cluster.of_user().connection() as connection:
+        followed._follow(connection, "west")
+    assert followed.news_of("west") == (None, "prints a line that is no sample")
+
+
 def test_a_machine_whose_samples_stop_does_not_answer():
     followed = Followed("east", 1.0)
     machine = followed.machines["west"] = Heard({"rates": None, "programs": []}, time.monotonic())
