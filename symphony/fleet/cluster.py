@@ -107,8 +107,10 @@ class Cluster:
         if self.theirs is None:
             (self.directory / _RUNNING).unlink(missing_ok=True)
             return
-        with open(self.directory / _RUNNING, "w", opener=private) as file:
+        new = self.directory / f".{_RUNNING}-{secrets.token_hex(8)}"  # commands may read the old one meanwhile
+        with open(new, "x", opener=private) as file:
             json.dump(self.theirs, file)
+        new.rename(self.directory / _RUNNING)
 
     @property
     def keys(self) -> Path:
