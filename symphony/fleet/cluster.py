@@ -270,8 +270,9 @@ def serve_node(cluster: Cluster, machine: str, socket: str, listen: str, head: s
                 # before Ray has this socket, its own connecting would wait for half a minute
                 _wait(cluster, node, machine, lambda: any(directory.glob("session_2*/sockets/raylet*")))
                 with cluster.connection(where) as connection:
-                    options = {"lifetime": "detached", "get_if_exists": True}
-                    _runner(connection.ray, cluster, machine, variables, f"{_RESOURCE}{machine}", **options)
+                    _end_earlier(connection.ray, machine, host)
+                    resource = f"{_RESOURCE}{machine}"
+                    _runner(connection.ray, cluster, machine, variables, resource, lifetime="detached")
                 _end_by_signals()  # Ray has put its own handler in place of ours
                 cluster.note(where)
                 print(f"symphony: {machine} is in the Ray cluster at {where}", flush=True)
@@ -299,16 +300,26 @@ def serve_runner(cluster: Cluster, machine: str, socket: str, where: str) -> int
         with _lock(_directory(socket), machine), cluster.connection(where) as connection:
             _end_by_signals()
             ray = connection.ray
+            node = ray._private.worker.global_worker.node  # noqa: SLF001 - Ray has no public name for it
+            _check_owner(node.raylet_socket_name, machine)
             runner = _runner(ray, cluster, machine, variables, f"node:{ray.util.get_node_ip_address()}")
             _try(connection, machine)
             cluster.note(where)
             print(f"symphony: {machine} is in the Ray cluster at {where}", file=connection.out, flush=True)
+            asked = runner.__ray_ready__.remote()
             while True:
                 time.sleep(LOOK_S)
                 cluster.probe(where)  # else Ray would end this process after a minute
-                _await(ray, runner, machine, ANSWER_S)
+                asked = _look(ray, runner, asked, machine)
     except _Over:
         return 0
+
+
+def _check_owner(raylet: str, machine: str) -> None:
+    """Invalid: Ray on this machine belongs to another user, who must not get this user's variables."""
+    owner = Path(raylet).stat().st_uid
+    if owner != os.geteuid():
+        raise Invalid(f"Ray on {machine} belongs to uid {owner}, and you are uid {os.geteuid()}")
 
 
 def _runner(
@@ -326,15 +337,44 @@ def _runner(
     return runner
 
 
+def _end_earlier(ray: Any, machine: str, host: str) -> None:
+    """End the runner of an earlier Ray on this machine: it has that Ray's variables, and the cluster may not know yet
+    that it is dead. `host`: address of this machine. Invalid: the name is that of another machine.
+    """
+    for node in ray.nodes():
+        if node["Alive"] and f"{_RESOURCE}{machine}" in node["Resources"] and node["NodeManagerAddress"] != host:
+            raise Invalid(f"the Ray cluster has a machine {machine} already, at {node['NodeManagerAddress']}")
+    with suppress(ValueError):
+        while True:  # until Ray knows no actor of this name any more
+            ray.kill(ray.get_actor(machine, namespace=NAMESPACE))
+            time.sleep(PAUSE_S)
+
+
 def _await(ray: Any, runner: Any, machine: str, within_s: float) -> None:
     """Wait until a runner answers. NotConnected: it does not answer in time, or has ended."""
     ready = runner.__ray_ready__.remote()
+    if not ray.wait([ready], timeout=within_s)[0]:
+        raise NotConnected(f"Ray on {machine} does not answer")
+    _check(ray, ready, machine)
+
+
+def _look(ray: Any, runner: Any, asked: Any, machine: str) -> Any:
+    """Return the next question to a runner, or `asked` until it is answered: a runner with MAX_CALLS calls answers when
+    one of them ends. NotConnected: the runner has ended.
+    """
+    if not ray.wait([asked], timeout=0)[0]:
+        return asked
+    _check(ray, asked, machine)
+    return runner.__ray_ready__.remote()
+
+
+def _check(ray: Any, ready: Any, machine: str) -> None:
+    """NotConnected: the answer of a runner is an error."""
     try:
-        if not ray.wait([ready], timeout=within_s)[0]:
-            raise NotConnected(f"Ray on {machine} does not answer")
         ray.get(ready)
     except ray.exceptions.RayError as error:
-        raise NotConnected(f"Ray on {machine} can't run Symphony: {str(error).strip().splitlines()[-1]}") from None
+        lines = [each for each in str(error).splitlines() if each.strip() and not each.startswith("\t")]
+        raise NotConnected(f"Ray on {machine} can't run Symphony: {lines[-1]}") from None
 
 
 def _try(connection: Connection, machine: str) -> None:

@@ -38,6 +38,9 @@ class Rays:
         self._wait_for("east")
         self.files("west").mkdir(parents=True)
         shutil.copy(self.files("east") / "token", self.files("west"))
+        self.join_west()
+
+    def join_west(self):
         by_name = self.head.replace("127.0.0.2", "127.2")  # the certificate is for the address that it stands for
         self._begin("west", "join", by_name, "--listen", "127.0.0.3")
         self._wait_for("west")
@@ -238,6 +241,12 @@ def test_the_sockets_of_ray_are_the_users_alone(rays):
 def test_a_second_ray_of_a_user_on_a_machine_is_refused(rays):
     done = rays.west.symphony("fleet", "join", "10.0.0.1:6379", "--listen", "10.0.0.2", check=False)
     assert (done.returncode, done.stderr) == (1, "symphony: your Ray runs already on west\n")
+
+
+def test_a_machine_that_ends_its_ray_joins_again_at_once(rays):
+    assert rays.end("west") == 0
+    rays.join_west()
+    assert "usage:" in rays.east.symphony("run", "--on", "west", "ask", "--help").stdout
 
 
 def test_a_ray_that_runs_already_runs_programs_until_its_machine_leaves(rays, long):

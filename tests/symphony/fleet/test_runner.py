@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import ssl
@@ -11,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from libsym.errors import Invalid, NotConnected, NotFound
-from symphony.fleet.cluster import Cluster, serve_node
+from symphony.fleet.cluster import Cluster, _check_owner, _end_earlier, _look, serve_node
 from symphony.fleet.keys import make_keys_of_token
 from symphony.fleet.link import AUTHORITY, CERTIFICATE, KEY
 from symphony.fleet.runner import ERRORS, OUTPUT, STATUS, Request, Runner, Source, run_options
@@ -229,6 +230,83 @@ def test_a_cluster_that_runs_without_symphony_has_the_variables_with_which_this_
     own.note("10.0.0.2:6379")
     assert Cluster(cluster.directory).first_machine() is None, "no machine here has keys"
     assert not (cluster.directory / "running").exists()
+
+
+def test_noted_variables_are_whole_and_private_whatever_was_there(tmp_path):
+    noted, elsewhere = tmp_path / "running", tmp_path / "elsewhere"
+    elsewhere.write_text("{}")
+    elsewhere.chmod(0o644)
+    noted.symlink_to(elsewhere)
+    with noted.open() as reader:
+        Cluster(tmp_path, {"RAY_AUTH_TOKEN": "secret"}).note("10.0.0.1:6379")
+        assert reader.read() == "{}", "a command that reads meanwhile has the old variables"
+    assert json.loads(noted.read_text()) == {"RAY_AUTH_TOKEN": "secret"}
+    assert noted.lstat().st_mode & 0o777 == 0o600
+
+
+class Actors:
+    """Stand-in for Ray with nodes and named actors. An actor that is killed has its name for a while."""
+
+    def __init__(self, *nodes, looks=0):
+        self.nodes = lambda: [
+            {"Alive": alive, "NodeManagerAddress": host, "Resources": names} for alive, host, *names in nodes
+        ]
+        self.looks, self.killed = looks, 0
+
+    def get_actor(self, name, *, namespace):
+        self.looks -= 1
+        if self.looks < 0:
+            raise ValueError(name)
+        return name
+
+    def kill(self, _actor):
+        self.killed += 1
+
+
+def test_an_earlier_runner_of_a_machine_ends_before_a_new_one_begins():
+    ray = Actors((True, "10.0.0.1", "symphony-west"), (False, "10.0.0.2", "symphony-west"), looks=3)
+    _end_earlier(ray, "west", "10.0.0.1")
+    assert (ray.killed, ray.looks) == (3, -1)
+
+
+def test_ray_of_another_user_is_refused_before_it_has_any_variables(tmp_path, monkeypatch):
+    _check_owner(str(tmp_path), "west")
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(Invalid, match=r"^Ray on west belongs to uid \d+, and you are uid 4711$"):
+        _check_owner(str(tmp_path), "west")
+
+
+class Answers:
+    """Stand-in for Ray and a runner: what the runner has answered."""
+
+    exceptions = SimpleNamespace(RayError=ChildProcessError)
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.__ray_ready__ = SimpleNamespace(remote=lambda: "next")
+
+    def wait(self, asked, *, timeout):
+        return [each for each in asked if each in self.answers], timeout
+
+    def get(self, asked):
+        if self.answers[asked]:
+            raise ChildProcessError(self.answers[asked])
+
+
+def test_a_runner_with_all_its_calls_is_left_alone_and_one_that_has_ended_is_told_in_words():
+    busy, idle = Answers(), Answers(first="")
+    assert _look(busy, busy, "first", "west") == "first"
+    assert _look(idle, idle, "first", "west") == "next"
+    ended = Answers(first="The actor died.\n\tactor_id: 155a\n\tpid: 7")
+    with pytest.raises(NotConnected, match=r"^Ray on west can't run Symphony: The actor died\.$"):
+        _look(ended, ended, "first", "west")
+
+
+def test_two_machines_of_one_name_are_refused_in_a_cluster():
+    ray = Actors((True, "10.0.0.1", "symphony-west"), (True, "10.0.0.2", "symphony-west"), looks=1)
+    with pytest.raises(Invalid, match=r"^the Ray cluster has a machine west already, at 10\.0\.0\.2$"):
+        _end_earlier(ray, "west", "10.0.0.1")
+    assert ray.killed == 0
 
 
 @pytest.mark.parametrize(
