@@ -50,7 +50,8 @@ class Forked(subprocess.Popen[Any]):
         is_plain = (executable, preexec_fn, gid, gids, uid) == (None,) * 5 and (umask, group) == (-1, -1)
         modules = [module for begin, module in MODULES.items() if words[: 1 + len(begin)] == [sys.executable, *begin]]
         is_same = _read_at_start(environment) == _read_at_start(ENVIRONMENT) and not any(map(os.isatty, streams))
-        if not (modules and is_plain and is_same) or new_session:
+        is_test = "tests.conftest" in sys.modules  # scripts find their processes by command lines, which forks share
+        if not (is_test and modules and is_plain and is_same) or new_session:
             super()._execute_child(args, *given)  # type: ignore[misc]
             return
         told = {"words": words[1:], "environment": environment, "cwd": os.fspath(cwd or "."), "fds": [*pass_fds]}

@@ -83,13 +83,14 @@ def test_a_program_starts_another_within_its_limits_waits_for_it_and_ends_a_thir
 
 
 def test_ps_tells_what_programs_have_used_and_wait_for_and_who_else_is_there(shared, script):
-    shared.symphony("run", "-d", script("sym.pred(sym.kv_create(), [1, 2]); print('has'); time.sleep(600)"))
+    source = "sym.pred(sym.kv_create(), [1, 2]); print('has'); time.sleep(600)"
+    shared.symphony("run", "-d", script(source, "told.py"))
     alone = subprocess.Popen([sys.executable, script("sym.recv('never')", "alone.py")], env=shared.environment)
     try:
-        eventually(lambda: shared.symphony("logs", "prog").stdout)
+        eventually(lambda: shared.symphony("logs", "told").stdout)
         eventually(lambda: "waiting for a message" in [each["state"] for each in listed(shared)])
         rows = {each["pid"]: each for each in listed(shared)}
-        [launched] = [each for each in rows.values() if each["name"] == "prog"]
+        [launched] = [each for each in rows.values() if each["name"] == "told"]
         assert (launched["state"], launched["connections"], launched["usage"]["tokens"]) == ("idle", 1, 2)
         assert (rows[alone.pid]["call"], rows[alone.pid]["program"]) == ("recv", None)
         table = shared.symphony("ps").stdout
@@ -98,7 +99,7 @@ def test_ps_tells_what_programs_have_used_and_wait_for_and_who_else_is_there(sha
     finally:
         alone.kill()
         alone.wait()
-        shared.symphony("kill", "prog")
+        shared.symphony("kill", "told")
 
 
 def test_a_child_by_a_path_longer_than_a_message_is_refused_and_the_next_one_starts(shared, script):
