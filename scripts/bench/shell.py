@@ -88,12 +88,23 @@ MAKERS = {"create", "cp -r"}
 
 
 @contextmanager
+def tracing() -> Iterator[None]:
+    """Mount the kernel's tracefs for the block, unless it is mounted."""
+    is_missing = not (TRACING / "events/fuse").exists()
+    if is_missing:
+        subprocess.run(["mount", "-t", "tracefs", "tracefs", TRACING], check=True)
+    try:
+        yield
+    finally:
+        if is_missing:
+            subprocess.run(["umount", TRACING], check=True)
+
+
+@contextmanager
 def counted(where: Path) -> Iterator[list[int]]:
     """Count the requests that the kernel sends about a mount during the block, by the kernel's tracepoint."""
     found = [0]
     instance = TRACING / "instances" / f"symphony-bench-{os.getpid()}"
-    if not (TRACING / "events/fuse").exists():
-        subprocess.run(["mount", "-t", "tracefs", "tracefs", TRACING], check=True)
     instance.mkdir()
     try:
         event = instance / "events/fuse/fuse_request_send"
@@ -145,6 +156,7 @@ def run(args: argparse.Namespace) -> list[Row]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with ExitStack() as stack:
+        stack.enter_context(tracing())
         sides = [stack.enter_context(passed_through(args.disk))]
         trees = {"ours": args.tree, **({"before": args.before} if args.before else {})}
         for name, tree in trees.items():
