@@ -66,6 +66,7 @@ def test_a_start_that_is_ended_at_any_moment_leaves_nothing_and_the_next_one_is_
     command = [*SYMPHONY, "serve", "--mount", daemon.mount, "--state", state, *TINY]
     began_s = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=daemon.environment) as whole:
+        assert whole.stdout is not None
         assert whole.stdout.readline()
         whole.terminate()
     took_s, ended = time.monotonic() - began_s, tmp_path / "ended.log"
