@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 from pathlib import Path
 
 from libsym.errors import SymError
@@ -25,6 +26,8 @@ def add_serve(commands: Commands) -> None:
 def _serve(args: argparse.Namespace) -> int:
     for conflict in misplaced_packages():
         raise SymError(conflict)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a KeyboardInterrupt in a callback of an import would be lost
     gc.disable()  # imports leave no garbage; `_nothing_is_garbage` enables collections again
     # Only this command imports the daemon, so that the other commands start in a tenth of a second.
     import trio  # noqa: PLC0415
