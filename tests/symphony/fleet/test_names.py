@@ -392,6 +392,7 @@ def test_reads_go_on_while_etcd_is_gone_and_changes_time_out(tmp_path: Path, key
         async with fleet_of(tmp_path, keys, server.url, "f") as (east, west):
             file, closed = await east.make("fleet/f.kv", 10), await east.make("fleet/g.kv", 10)
             await east.fs.sync(file)
+            await eventually(lambda: len(west.names._mirror.writing) == 2)
             east.fs.kv_close(closed)
             await eventually(lambda: len(west.names._mirror.writing) == 1)
             server.kill()
