@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from decoder.batch import IntArray
+from decoder.cpu._step import ffi, lib
 from decoder.cpu.rebase import PageShape, Rebaser
 from decoder.memory import advise_huge_pages
 from decoder.model_config import ModelConfig
@@ -19,10 +20,11 @@ _MAP_NORESERVE = 0x4000
 """Linux's value of MAP_NORESERVE, which the mmap module of Python 3.11 lacks."""
 
 
-_NUMBERS: dict[str, tuple[type[np.generic], int, str]] = {  # dtype -> element, numbers side by side, layout
-    "F32": (np.float32, 1, "k=dim,entry v=entry,dim"),
-    "BF16": (np.uint16, 2, "k=dim/2,entry,2 v=entry/2,dim,2"),
+_NUMBERS: dict[str, tuple[type[np.generic], int, str, int]] = {
+    "F32": (np.float32, 1, "k=dim,entry v=entry,dim", lib.SYM_FLOAT32),
+    "BF16": (np.uint16, 2, "k=dim/2,entry,2 v=entry/2,dim,2", lib.SYM_BFLOAT16),
 }
+"""For each dtype: element, numbers side by side, layout, format in C."""
 
 
 class Arena:
@@ -40,12 +42,21 @@ class Arena:
             raise Invalid(f"arena dtype {dtype!r} is not supported on the CPU: use {' or '.join(_NUMBERS)}")
         if num_pages < 1:
             raise Invalid(f"an arena of {num_pages} pages cannot hold anything: give it at least 1")
-        element, together, layout = _NUMBERS[dtype]
+        element, together, layout, kv_format = _NUMBERS[dtype]
         self.dtype: str = dtype
         """The safetensors name of the element type."""
         self.layout: str = layout
         self._shape = PageShape(config, together)
         self._rebaser = Rebaser(config, self._shape)
+        self._pages_of = ffi.new(
+            "sym_shape *",
+            {
+                "layers": config.num_layers,
+                "kv_heads": config.num_kv_heads,
+                "head_dim": config.head_dim,
+                "kv_format": kv_format,
+            },
+        )
         self._num_pages = num_pages
         self._page_bytes = PAGE_ENTRIES * config.entry_bytes(dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -97,4 +108,15 @@ class Arena:
         assert 0 < len(sources) == len(slots) == len(shifts) <= PAGE_ENTRIES, (sources, slots, shifts)
         assert 0 <= sources.min() <= sources.max() < self._num_pages, sources
         assert 0 <= slots.min() <= slots.max() < PAGE_ENTRIES, slots
-        self._rebaser.fill(self.pages[target], self.pages, sources, slots, shifts)
+        assert target not in sources, (target, sources)
+        sources, slots = (np.ascontiguousarray(each, np.int32) for each in (sources, slots))
+        lib.sym_gather(
+            self._pages_of,
+            ffi.from_buffer("char *", self._map),
+            target,
+            ffi.from_buffer("int32_t *", sources),
+            ffi.from_buffer("int32_t *", slots),
+            len(sources),
+        )
+        if shifts.any():
+            self._rebaser.move(self.pages[target], shifts)

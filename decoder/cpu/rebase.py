@@ -1,4 +1,4 @@
-"""Rebase: moves entries to other positions without computing them again, and assembles pages from other pages' entries.
+"""Rebase: moves entries to other positions without computing them again.
 
 RoPE rotates a key by position * frequency, and rotations add up. So a key of position p is valid at position q after
 one more rotation by q - p. V does not change. The influence of earlier entries on K and V does not change either. The
@@ -10,7 +10,6 @@ in the key already, and a rotation keeps it.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,7 +49,7 @@ class PageShape:
 
 
 class Rebaser:
-    """Fills pages with entries of other pages, each moved by a number of positions. Any thread may use a rebaser."""
+    """Moves the entries of pages. Any thread may use a rebaser."""
 
     def __init__(self, config: ModelConfig, shape: PageShape) -> None:
         self._shape = shape
@@ -61,27 +60,9 @@ class Rebaser:
         ]
         """Groups of layers with their frequencies: a frequency for each dimension of a head's first half."""
 
-    def fill(self, target: Numbers, pages: Numbers, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
-        """Fill page `target`: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions.
-
-        All later entries of the page become zeros. `target` and `pages[n]` are pages in the arena's layout.
-        """
-        filled = np.zeros_like(target)
-        keys, values, together = self._shape.keys(filled), self._shape.values(filled), self._shape.together
-        for first, stop in _runs(sources, slots):
-            source, slot = pages[sources[first]], int(slots[first])
-            keys[..., first:stop, :] = self._shape.keys(source)[..., slot : slot + stop - first, :]
-            from_values = self._shape.values(source)
-            for entry in range(first, stop):
-                (to, at), (its, its_at) = divmod(entry, together), divmod(slot + entry - first, together)
-                values[:, :, to, :, at] = from_values[:, :, its, :, its_at]
-        if shifts.any():
-            self._rotate(keys, shifts)
-        target[:] = filled
-
-    def _rotate(self, keys: Numbers, shifts: IntArray) -> None:
-        """Rotate the keys of the first `len(shifts)` entries, in place."""
-        count = len(shifts)
+    def move(self, page: Numbers, shifts: IntArray) -> None:
+        """Move entry i of a page up by `shifts[i]` positions: rotate its keys, in place."""
+        keys, count = self._shape.keys(page), len(shifts)
         for layers, frequencies in self._layers:
             angles = frequencies[:, None, :] * shifts[:, None]  # [dim / 2 / together, entry, together]
             cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -89,13 +70,6 @@ class Rebaser:
             first, second = np.split(_as_floats(keys[layers, :, :, :count]), 2, axis=2)
             turned = np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=2)
             keys[layers, :, :, :count] = _as_stored(turned, keys.dtype)
-
-
-def _runs(sources: IntArray, slots: IntArray) -> list[tuple[int, int]]:
-    """Return the pieces, `(first, stop)`, whose entries are consecutive in one source."""
-    cuts = np.flatnonzero((np.diff(sources) != 0) | (np.diff(slots) != 1)) + 1
-    edges = [0, *cuts.tolist(), len(slots)]
-    return list(itertools.pairwise(edges))
 
 
 def _as_floats(stored: Numbers) -> Floats:

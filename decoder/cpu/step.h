@@ -106,4 +106,9 @@ float sym_pack_q4_0(const sym_matrix *m, const uint8_t *blocks, int64_t n, int64
 /* Unpack output feature `row` of a matrix to k floats. */
 void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out);
 
+/* Fill a page of an arena: copy entry slots[i] of page sources[i] to entry i. All later entries become zeros. The target
+ * is no source. Of the shape, the function reads what describes pages. */
+void sym_gather(const sym_shape *shape, char *arena, int64_t target, const int32_t *sources, const int32_t *slots,
+                int64_t count);
+
 #endif

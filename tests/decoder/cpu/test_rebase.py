@@ -7,7 +7,7 @@ from decoder.cpu.arena import Arena
 from decoder.model_config import RopeScaling
 from decoder.rope import inverse_frequencies
 from decoder.tiny import tiny_config
-from tests.decoder.bench import Call, ints
+from tests.decoder.bench import Call
 
 KINDS = {
     "plain": {},
@@ -85,16 +85,6 @@ def test_what_does_not_move_is_copied_bit_for_bit(filled_arena):
     assert arena.view(5) == arena.view(2)
     arena.assemble(5, np.full(7, 2, np.int32), np.arange(7, dtype=np.int32), np.zeros(7, np.int32))
     assert arena.view(5) == arena.masked(arena.view(2), 7)
-
-
-def test_a_page_can_be_put_together_of_itself(filled_arena):
-    config = tiny_config()
-    arena = filled_arena(config)
-    before_keys, before_values = (part.copy() for part in plain_entries(arena, config, 4))
-    arena.assemble(4, ints(4, 4), ints(9, 0), ints(0, 0))
-    keys, values = plain_entries(arena, config, 4)
-    assert (keys[:, :, :2] == before_keys[:, :, [9, 0]]).all()
-    assert (values[:, :, :2] == before_values[:, :, [9, 0]]).all()
 
 
 def errors(expected, got):
