@@ -8,7 +8,7 @@ sync      kv_sync of a thousand tokens, and rates of a large file: kv_sync, and 
 history   a history of 7,000 tokens after a restart and from disk, beside its prefill
 small     files a second of 64 threads: forks and new files, synced or not, beside plain files
 restart   100,000 files: forks, kv_sync(), and the start of a daemon until `ls` and `stat` answer
-decoding  tokens a second while another program writes and syncs, and while another program swaps
+decoding  tokens a second beside a program that writes, syncs or swaps, and beside plain writes and reads outside
 swaps     swap-out and swap-in of --size bytes by the storage in this process, without a daemon
 image     reading the image of a cold file through the mount
 
@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from harness import (
     connected,
     in_turns,
     processor,
+    quantile,
     rotated,
     seconds_of,
     served,
@@ -117,6 +118,30 @@ while True:
     time.sleep(max(0.0, began_s + turn * period_s - time.monotonic()))
 """
 """Program that acts once in each period: it writes, it writes and syncs, or it swaps one of two files."""
+PLAIN_MOVER = """
+import mmap, os, sys, time
+path, num_bytes, way, period_s = sys.argv[1], int(sys.argv[2]) // 4096 * 4096, sys.argv[3], float(sys.argv[4])
+mapped = mmap.mmap(-1, num_bytes)
+mapped.madvise(mmap.MADV_HUGEPAGE)
+memory = memoryview(mapped)
+memory[:] = b"s" * num_bytes
+try:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
+except OSError:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+began_s, turn, is_there = time.monotonic(), 0, False
+while True:
+    for offset in range(0, num_bytes, 8 << 20):
+        (os.preadv if is_there and way == "plain reads" else os.pwritev)(
+            descriptor, [memory[offset : offset + (8 << 20)]], offset
+        )
+    if way == "plain writes":
+        os.fdatasync(descriptor)
+    is_there = True
+    turn += 1
+    time.sleep(max(0.0, began_s + turn * period_s - time.monotonic()))
+"""
+"""Program outside of Symphony that reads or writes as many bytes as MOVER, in the same bursts."""
 
 
 class Bench:
@@ -280,36 +305,59 @@ def restart(bench: Bench) -> None:
 
 def decoding(bench: Bench) -> None:
     seconds, is_quick = (0.6, True) if bench.args.quick else (6.0, False)
-    crowds = ((4, ("rest", "write", "sync")), (8, ("rest", "swap")), (64, ("rest", "swap")))
-    for num_streams, ways in (crowds[0], crowds[2]) if is_quick else crowds:
+    plain = "plain writes", "plain reads"
+    all_ways = ("rest", "sync") if is_quick else ("rest", "write", "sync", "swap")
+    for num_streams, ways in (8, (*all_ways, *plain)), (64, ("rest", "swap")):
         with bench.daemon(f"{num_streams} streams") as daemon:
             for name in ("one.kv", "two.kv"):
                 with long_file(name, 2304 if is_quick else 8192) as kv:
                     sym.kv_sync(kv)
+                    num_bytes = written_bytes() // 2
             with beside(daemon.program(DECODERS, num_streams)):
-                turns = {way: partial(decoded, daemon, way, 0.2 if is_quick else 0.25, seconds) for way in ways}
+                size = {"plain reads": num_bytes, "plain writes": num_bytes * 2000 // 8192}
+                turns = {way: partial(decoded, daemon, way, 0.2 if is_quick else 0.25, seconds, size) for way in ways}
                 found = in_turns(turns, bench.args.rounds, warm=0)
-        rates = {way: [rate for rate, _ in each] for way, each in found.items()}
+        rates = {way: [rate for rate, *_ in each] for way, each in found.items()}
         for way in ways[1:]:
-            moved = statistics.median(bytes_a_s for _, bytes_a_s in found[way]) / 1e6
-            assert moved > 1 or way == "write", f"nothing moved: {way}"
-            what = f"{num_streams} streams beside a program: {way}, {moved:.0f} MB/s"
-            bench.add(what, "tokens/s", rates[way], "it rests", rates["rest"], "0.97")
+            moved = statistics.median(bytes_a_s for _, bytes_a_s, _ in found[way]) / 1e6
+            assert moved > 1 or way not in ("sync", "swap"), f"nothing moved: {way}"
+            what = f"{num_streams} streams beside a program: {way}" + (f", {moved:.0f} MB/s" if moved > 1 else "")
+            bench.add(what, "tokens/s", rates[way], "it rests", rates["rest"], "" if way in plain else "0.95")
+        for name, part in ("p50", 0.5), ("p99", 0.99):
+            took = {way: [quantile(each_ms, part) for *_, each_ms in each] for way, each in found.items()}
+            for way in ways[1:]:
+                what = f"{num_streams} streams, kv_sync of a fork beside: {way}, {name}"
+                bench.add(what, "ms", took[way], "it rests", took["rest"])
 
 
-def decoded(daemon: Daemon, way: str, period_s: float, seconds: float) -> tuple[float, float]:
-    """Return the tokens a second, and the bytes a second that the daemon wrote to disk or read."""
-    with beside(daemon.program(MOVER, way, period_s)) if way != "rest" else nullcontext():
+def decoded(
+    daemon: Daemon, way: str, period_s: float, seconds: float, size: dict[str, int]
+) -> tuple[float, float, list[float]]:
+    """Return the tokens a second, the bytes a second that the daemon wrote to disk or read, and the times in
+    milliseconds of kv_sync() of an unchanged fork, ten times a second.
+    """
+    program: AbstractContextManager[object] = nullcontext()
+    if way in size:
+        program = beside(daemon.program(PLAIN_MOVER, daemon.where / "plain", size[way], way, period_s))
+    elif way != "rest":
+        program = beside(daemon.program(MOVER, way, period_s))
+    with program, sym.kv_open("one.kv") as one:
         time.sleep(min(1.0, seconds))  # the program begins
         before, began_s = sym.daemon_stat(), time.perf_counter()
         kind, least = ("read_bytes", 2e6) if way == "swap" else ("written_bytes", 2e6 * (way == "sync"))
-        while True:
-            time.sleep(seconds)  # once, unless others keep the machine from decoding or moving anything
+        each_ms: list[float] = []
+        while True:  # once, unless others keep the machine from decoding or moving anything
+            stop_s = time.perf_counter() + seconds
+            while time.perf_counter() < stop_s:
+                with sym.kv_fork(one, "fork.kv") as fork:
+                    each_ms.append(1e3 * seconds_of(partial(sym.kv_sync, fork)))
+                    sym.kv_remove(fork)
+                time.sleep(0.1)
             after, took_s = sym.daemon_stat(), time.perf_counter() - began_s
             num_tokens = after["num_tokens"] - before["num_tokens"]
             num_bytes = after["disk"][kind] - before["disk"][kind]
             if (num_tokens and num_bytes >= least * took_s) or took_s > 20 * seconds:
-                return num_tokens / took_s, num_bytes / took_s
+                return num_tokens / took_s, num_bytes / took_s, each_ms
 
 
 def swaps(bench: Bench) -> None:
