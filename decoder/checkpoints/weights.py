@@ -7,15 +7,20 @@ Norms of Gemma include the 1 that Gemma's formula adds.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
 from decoder.batch import IntArray
+from decoder.checkpoints.coded_matrix import CodedMatrix
 from decoder.checkpoints.quants import Float32Array
 from decoder.checkpoints.stored import StoredTensor
 
 __all__ = ["Float32Array", "Weights"]
+
+Tensor: TypeAlias = StoredTensor | CodedMatrix
 
 
 class Weights:
@@ -23,7 +28,7 @@ class Weights:
 
     def __init__(
         self,
-        tensors: Mapping[str, StoredTensor],
+        tensors: Mapping[str, Tensor],
         *,
         interleaved: Mapping[str, int] | None = None,
         norms_without_one: bool = False,
@@ -51,9 +56,14 @@ class Weights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored(self, name: str) -> Tensor:
         """Return the tensor, encoded as in its file."""
         return self._tensors[name]
+
+    def kinds(self) -> str:
+        """Return how many tensors of each encoding there are, for people: `14 AWQ 4-bit, 9 BF16`."""
+        kinds = Counter(stored.encoding.name for stored in self._tensors.values())
+        return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
     def row_order(self, name: str) -> IntArray | None:
         """Return the index of the stored row for each row of `read(name)`; None: the two orders are the same."""
@@ -66,9 +76,11 @@ class Weights:
     def rows(self, name: str, first: int, end: int) -> StoredTensor:
         """Return rows of a matrix, in the order of `read(name)`, encoded as in the file."""
         stored, order = self._tensors[name], self.row_order(name)
-        table = np.frombuffer(stored.data, dtype=np.uint8).reshape(stored.shape[0], -1)
-        chosen = table[first:end] if order is None else table[order[first:end]]
-        return dataclasses.replace(stored, shape=(end - first, *stored.shape[1:]), data=chosen.reshape(-1).data)
+        if order is None:
+            return stored.rows(first, end)
+        whole = stored.rows(0, stored.shape[0])
+        chosen = np.frombuffer(whole.data, dtype=np.uint8).reshape(whole.shape[0], -1)[order[first:end]]
+        return dataclasses.replace(whole, shape=(end - first, *whole.shape[1:]), data=chosen.reshape(-1).data)
 
     def read(self, name: str) -> Float32Array:
         """Decode a tensor to a new float32 array."""

@@ -4,8 +4,8 @@ The precision decides the format of each matrix (`step.h` has the formats):
 
 float32, bf16   numbers
 int8            8-bit codes of rotated rows, with one scale for each row
-int4            the codes of a GGUF file: 4-bit codes and their scales are copied unchanged; matrices with more bits
-                in the file become 8-bit codes. If the checkpoint has no codes at all, the layers' matrices become
+int4            the codes of the checkpoint: 4-bit codes and their scales are copied unchanged, and zeros become mins;
+                other matrices become 8-bit codes. If the checkpoint has floats alone, the layers' matrices become
                 4-bit codes with a scale and a min for 32 weights, and embedding and head 8-bit codes
 
 Every core decodes and packs a few thousand rows at a time. So loading takes little more memory than the packed weights.
@@ -26,9 +26,9 @@ import numpy as np
 
 from decoder.checkpoints.fingerprint import model_fingerprint
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.checkpoints.quants import GROUP_VALUES, Float32Array, Parts
+from decoder.checkpoints.quants import FLOATS, GROUP_VALUES, Float32Array, Parts
 from decoder.checkpoints.stored import StoredTensor
-from decoder.checkpoints.weights import Weights
+from decoder.checkpoints.weights import Tensor, Weights
 from decoder.cores import available_cores
 from decoder.cpu._step import ffi, lib
 from decoder.cpu.panel_cache import REVISION, About, checkpoint_files, open_cache
@@ -173,17 +173,19 @@ def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix
     if is_quantized and stored_bits(weights) > 4:
         raise Invalid(
             f"{config.name}: precision int4 runs the 4-bit codes of a file, or makes them of float weights, and this "
-            "file has other codes: give a Q4_0, Q4_1, Q4_K, F16 or BF16 file, or say int8"
+            f"file has other codes ({weights.kinds()}): give a file of 4-bit codes or of floats, or say int8"
         )
     return [_new_matrix(weights, precision, pieces, is_quantized) for pieces in _all_pieces(config, weights)]
 
 
 def stored_bits(weights: Weights) -> int:
-    """Return 4 if the checkpoint has matrices of 4-bit codes, 8 if it has other codes, and 0 if it has floats alone."""
+    """Return 4 if the checkpoint has matrices of 4-bit codes that kernels hold, 8 if it has other codes, and 0 if it
+    has floats alone.
+    """
     stored = [weights.stored(name) for name in weights.names()]
     if any(_bits(each) == 4 for each in stored):
         return 4
-    return 0 if all(each.encoding.name in ("F32", "F16", "BF16") for each in stored) else 8
+    return 0 if all(each.encoding.name in FLOATS for each in stored) else 8
 
 
 def _num_read(config: ModelConfig) -> int:
@@ -214,7 +216,7 @@ def _all_pieces(config: ModelConfig, weights: Weights) -> Iterator[tuple[_Piece,
     yield (_Piece(EMBED),)
 
 
-def _bits(stored: StoredTensor) -> int:
+def _bits(stored: Tensor) -> int:
     """Return the bits of a code of this matrix, or 0 if the tensor has no codes with one scale for each 32 codes."""
     coding = stored.encoding.coding
     return coding.bits if coding is not None and len(stored.shape) == 2 else 0
@@ -345,7 +347,8 @@ def _run(jobs: list[_Job], checkpoint: Callable[[float], None]) -> None:
 
 def _about(config: ModelConfig, weights: Weights, precision: str, isa: str, matrices: list[_Matrix]) -> About | None:
     """Return the description of these panels in a cache. None: the weights are not of a checkpoint's files."""
-    files = {stored.file.absolute() for stored in map(weights.stored, weights.names()) if stored.is_of_file}
+    parts = [part for name in weights.names() for part in weights.stored(name).parts]
+    files = {part.file.absolute() for part in parts if part.is_of_file}
     if not files:
         return None
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from decoder.checkpoints.quants import FP8
 from decoder.cpu.packed_weights import packed_bytes, stored_bits
 from decoder.memory import available_memory_bytes
 from decoder.model import Model
@@ -28,10 +29,14 @@ def choose_precision(model: Model, isa: str, kept: Iterable[Mapping[str, str]] =
     if bits == 4:
         return "int4", "the file has 4-bit codes"
     if bits:
-        return "int8", "the file has codes of more than 4 bits"
+        return "int8", f"the file has codes that int4 can't keep ({model.weights.kinds()})"
     available = available_memory_bytes()
-    why = "the processor multiplies bfloat16" if isa in FAST_BF16 else f"{isa} has no products of bfloat16"
-    for precision in ("bf16", "int8") if isa in FAST_BF16 else ("int8",):
+    candidates, why = ["int8"], f"{isa} has no products of bfloat16"
+    if any(model.weights.stored(name).encoding.name == FP8 for name in model.weights.names()):
+        why = "the file has 8-bit floats"
+    elif isa in FAST_BF16:
+        candidates, why = ["bf16", "int8"], "the processor multiplies bfloat16"
+    for precision in candidates:
         num_bytes, _ = packed_bytes(model.config, model.weights, precision)
         if num_bytes <= WEIGHTS_SHARE * available:
             return precision, why

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
 from decoder.cores import available_cores
 from decoder.cuda.device import Device
@@ -160,8 +159,8 @@ class _Loader:
         rows = max(1, _PIECE_VALUES // part.shape[1])
         for first in range(0, part.shape[0], rows):
             piece = part[first : first + rows]
-            stored = self.weights.rows(name, first, first + len(piece))
-            self._pieces.append((piece, self._pool.submit(_read, stored, self._dtype)))
+            read = self._pool.submit(_read, self.weights, name, first, first + len(piece), self._dtype)
+            self._pieces.append((piece, read))
             self._upload_pieces(self._max_pieces)
 
     def _upload_pieces(self, num_left: int) -> None:
@@ -176,8 +175,9 @@ class _Loader:
         self._is_finite &= part.isfinite().all()
 
 
-def _read(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
-    """Read a tensor on one of the host's cores. If its stored type is not `dtype`, decode it to float32."""
+def _read(weights: Weights, name: str, first: int, end: int, dtype: torch.dtype) -> Tensor:
+    """Read rows on one of the host's cores. If their stored type is not `dtype`, decode them to float32."""
+    stored = weights.rows(name, first, end)
     if stored.encoding.name == _STORED_AS[dtype]:
         # torch makes no tensor over read-only memory, and the file is mapped read-only. So a copy is needed.
         return torch.from_numpy(np.frombuffer(stored.data, np.uint8).copy()).view(dtype).view(stored.shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -58,10 +57,9 @@ def _check_kind(model: Model) -> Check:
 
 
 def _check_stored(model: Model) -> Check:
-    stored = [model.weights.stored(name) for name in model.weights.names()]
-    kinds = Counter(each.encoding.name for each in stored)
-    text = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    return Check("stored", True, f"{human_bytes(sum(each.data.nbytes for each in stored))}: tensors of {text}")
+    parts = [part for name in model.weights.names() for part in model.weights.stored(name).parts]
+    size = human_bytes(sum(part.data.nbytes for part in parts))
+    return Check("stored", True, f"{size}: tensors of {model.weights.kinds()}")
 
 
 def _check_precision(model: Model, precision: str, num_entries: int | None, rate: float) -> Check:

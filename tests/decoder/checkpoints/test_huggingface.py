@@ -160,7 +160,6 @@ UNSUPPORTED: list[tuple[str, str, Any]] = [
     ("llama", "logits_scaling", 8.0),
     ("qwen3", "attention_sinks", True),
     ("mistral", "partial_rotary_factor", 0.5),
-    ("llama", "quantization_config", {"bits": 4}),
     ("llama", "architectures", ["PhiForCausalLM"]),
     ("qwen2", "architectures", ["Qwen2MoeForCausalLM"]),
     ("gemma3", "architectures", ["Gemma3ForConditionalGeneration"]),

@@ -8,6 +8,7 @@ import numpy as np
 from decoder.checkpoints.quants import ENCODINGS
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Weights
+from decoder.cpu._step import ffi, lib
 
 
 def blocks_of(name: str, kind: str, shape: tuple[int, ...], blocks: np.ndarray) -> StoredTensor:
@@ -28,3 +29,9 @@ def quantized(weights: Weights, *kinds: str) -> Weights:
             blocks = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
             tensors.append(blocks_of(name, kind, values.shape, blocks))
     return replaced(weights, *tensors)
+
+
+def unpacked(matrix, row: int, size: int) -> np.ndarray:
+    out = np.empty(size, np.float32)
+    lib.sym_unpack_row(matrix, row, size, ffi.cast("float *", out.ctypes.data))
+    return out

@@ -19,7 +19,7 @@ MODEL = load_model("tiny")
         ((), "avx512-bf16", "bf16", "the processor multiplies bfloat16"),
         ((), "avx2", "int8", "avx2 has no products of bfloat16"),
         (("Q4_0", "Q8_0"), "avx2", "int4", "4-bit codes"),
-        (("Q8_0",), "amx", "int8", "more than 4 bits"),
+        (("Q8_0",), "amx", "int8", "codes that int4 can't keep"),
     ],
 )
 def test_the_choice_follows_the_file_and_the_processor(kinds, isa, precision, why):

@@ -44,7 +44,7 @@ def test_weights_are_what_the_checkpoint_says_in_fused_matrices(device, dtype, o
 @pytest.mark.parametrize("name", [EMBED, layer_name(0, "q_bias")])
 def test_weights_that_are_not_finite_are_refused(device, name):
     weights = stored_as_bf16(random_weights(CONFIG))
-    damaged = np.frombuffer(weights.stored(name).data, np.uint16).copy()
+    damaged = np.frombuffer(weights.stored(name).parts[0].data, np.uint16).copy()
     damaged[3] = 0x7F80
     weights = replaced(weights, blocks_of(name, "BF16", weights.shape(name), damaged.view(np.uint8)))
     with pytest.raises(Invalid, match="not finite") as refused:

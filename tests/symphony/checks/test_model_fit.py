@@ -13,7 +13,9 @@ from decoder.model_config import KV_DTYPE
 from symphony import cli
 from symphony.checks import model_fit
 from symphony.checks.model_fit import check_model_fit
+from symphony.views.reports import human_bytes
 from tests.decoder.cpu.quantized import quantized
+from tests.decoder.quantized_checkpoints import gptq, tensors_of, write_checkpoint
 
 SPEC = "tiny:layers=3,vocab=500"
 
@@ -47,6 +49,28 @@ def test_the_report_says_what_the_model_is_and_which_precision_it_cannot_have(mo
     assert found["int4"]["ok"] is None
     assert "this file has other codes" in found["int4"]["detail"]
     assert found["fit"]["ok"]
+
+
+def test_a_quantised_directory_says_its_codes_and_the_precision_that_keeps_them(tmp_path, capsys, caplog):
+    for form, kept, lacking, auto in (
+        (gptq(4, 32), "7 GPTQ 4-bit, 5 BF16", None, "int4 at a first start: the file has 4-bit codes"),
+        (
+            gptq(4, 32, desc_act=True),
+            "7 GPTQ 4-bit act-order",
+            "other codes (7 GPTQ 4-bit act-order",
+            "int8 at a first",
+        ),
+    ):
+        tensors, _ = tensors_of(form)
+        directory = str(write_checkpoint(tmp_path, tensors, form.settings))
+        found = report("--model", directory, "--context", "100", capsys=capsys)
+        size = sum(each.nbytes for each in tensors.values())
+        assert found["stored"]["detail"].startswith(f"{human_bytes(size)}: tensors of {kept}")
+        assert found["auto"]["detail"].startswith(auto)
+        assert lacking is None or lacking in found["int4"]["detail"]
+        with caplog.at_level("INFO"):
+            load_model(directory)
+        assert kept in caplog.messages[-1]
 
 
 def test_a_model_that_fits_in_no_precision_is_a_failure_with_advice(capsys):
