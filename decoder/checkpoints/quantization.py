@@ -50,7 +50,9 @@ _INTEGERS = np.arange(256, dtype=np.float32)
 class _Settings:
     """The object `quantization_config`, or an object in it."""
 
-    where: str
+    path: Path
+    prefix: str
+    """Keys that lead to the object, each with a dot."""
     values: Json
 
     def get(self, key: str, default: Any, *possible: Any) -> Any:
@@ -75,7 +77,7 @@ class _Settings:
         value = self.values.get(key)
         if not isinstance(value, dict):
             raise self.refuse(key, value, ["objects"])
-        return _Settings(f"{self.where}.{key}", value)
+        return _Settings(self.path, f"{self.prefix}{key}.", value)
 
     def forbid(self, *keys: str) -> None:
         """Refuse keys that would change the results."""
@@ -84,7 +86,8 @@ class _Settings:
                 raise self.refuse(key, self.values[key], ["files without it"])
 
     def refuse(self, key: str, value: Any, known: Any) -> Invalid:
-        return Invalid(f"{self.where}: {key} = {str(value)[:80]} is not supported: {', '.join(map(str, known))} are")
+        value, possible = str(value)[:80], ", ".join(map(str, known))
+        return Invalid(f"{self.path}: {self.prefix}{key[:80]} = {value} is not supported: {possible} are")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,7 @@ def read_quantization(values: Json, path: Path) -> Quantization | None:
     """Return how the checkpoint of this `config.json` is quantised. None: it is not. Invalid: no such file is read."""
     if values.get("quantization_config") is None:
         return None
-    settings = _Settings(str(path), values).within("quantization_config")
+    settings = _Settings(path, "", values).within("quantization_config")
     return _METHODS[settings.get("quant_method", None, *_METHODS)](settings)
 
 

@@ -56,6 +56,8 @@ _PADDING = {
 _ZERO = {lib.SYM_CODES8: 128, lib.SYM_CODES4: 8}
 _MAX_SCALE = 250.0
 _MAX_ROTATED = 1e30
+MAX_INT8_INPUTS: int = lib.SYM_MAX_INPUTS
+"""Longest row of a matrix in int8, so that a sum of as many codes fits 32 bits."""
 _FROM_FLOATS = {"float32": lib.SYM_FLOAT32, "bf16": lib.SYM_BFLOAT16, "int8": lib.SYM_ROTATED8}
 
 
@@ -188,6 +190,11 @@ def stored_bits(weights: Weights) -> int:
     return 0 if all(each.encoding.name in FLOATS for each in stored) else 8
 
 
+def fits_int8(weights: Weights) -> bool:
+    """Return whether no matrix has rows that are too long for int8."""
+    return all(len(shape) < 2 or shape[1] <= MAX_INT8_INPUTS for shape in map(weights.shape, weights.names()))
+
+
 def _num_read(config: ModelConfig) -> int:
     """Return how many of the plan's first matrices a step of one row reads: those of the layers, and the head."""
     return 4 * config.num_layers + 1
@@ -240,8 +247,8 @@ def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...], is
     struct.k = -(-num_inputs // _PADDING[format_]) * _PADDING[format_]
     mix = None
     if format_ == lib.SYM_ROTATED8:
-        if num_inputs > lib.SYM_MAX_INPUTS:  # a sum of up to SYM_MAX_INPUTS codes fits 32 bits
-            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes {lib.SYM_MAX_INPUTS}: say bf16")
+        if num_inputs > MAX_INT8_INPUTS:
+            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes {MAX_INT8_INPUTS}: say bf16")
         mix = _hartley(num_inputs // (num_inputs & -num_inputs))
         struct.mix = ffi.NULL if mix is None else _floats(mix)
     return _Matrix(pieces, struct, mix, as_stored=precision == "int4")

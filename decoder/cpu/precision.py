@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from decoder.checkpoints.quants import FP8
-from decoder.cpu.packed_weights import packed_bytes, stored_bits
+from decoder.cpu.packed_weights import MAX_INT8_INPUTS, fits_int8, packed_bytes, stored_bits
 from decoder.memory import available_memory_bytes
 from decoder.model import Model
 from decoder.model_config import KV_DTYPE
@@ -28,14 +28,18 @@ def choose_precision(model: Model, isa: str, kept: Iterable[Mapping[str, str]] =
     bits = stored_bits(model.weights)
     if bits == 4:
         return "int4", "the file has 4-bit codes"
+    eight = "int8" if fits_int8(model.weights) else "bf16"
     if bits:
-        return "int8", f"the file has codes that int4 can't keep ({model.weights.kinds()})"
+        return eight, f"the file has codes that int4 can't keep ({model.weights.kinds()})"
     available = available_memory_bytes()
-    candidates, why = ["int8"], f"{isa} has no products of bfloat16"
-    if any(model.weights.stored(name).encoding.name == FP8 for name in model.weights.names()):
+    is_fp8 = any(model.weights.stored(name).encoding.name == FP8 for name in model.weights.names())
+    candidates, why = [eight], f"{isa} has no products of bfloat16"
+    if isa in FAST_BF16 and not is_fp8:
+        candidates, why = ["bf16", eight], "the processor multiplies bfloat16"
+    elif eight == "bf16":
+        why = f"the model has rows of more than {MAX_INT8_INPUTS} weights, too long for int8"
+    elif is_fp8:
         why = "the file has 8-bit floats"
-    elif isa in FAST_BF16:
-        candidates, why = ["bf16", "int8"], "the processor multiplies bfloat16"
     for precision in candidates:
         num_bytes, _ = packed_bytes(model.config, model.weights, precision)
         if num_bytes <= WEIGHTS_SHARE * available:

@@ -39,6 +39,9 @@ def check_model_fit(spec: str, num_entries: int | None = None) -> list[Check]:
     rate = read_rate()
     found = [_check_precision(model, precision, num_entries, rate) for precision in KV_DTYPE]
     advice = "" if any(check.ok for check in found) else "choose a smaller model, or free or add memory"
+    longest = model.config.max_positions
+    if num_entries is not None and num_entries > longest:
+        found.append(Check("context", None, f"{num_entries:,} entries need positions beyond the model's {longest:,}"))
     fit = Check("fit", not advice, f"{human_bytes(available_memory_bytes())} of memory are available", advice)
     precision, why = choose_precision(model, choose_isa())
     auto = Check("auto", True, f"{precision} at a first start: {why}")

@@ -209,7 +209,11 @@ def scheme_with(form: Format, **weights: Any) -> dict[str, Any]:
 AWQ, GPTQ, PACKED = awq(32), gptq(4, 32, sym=False), pack_quantized(4, "group", 32, symmetric=False)
 INT8, FLOAT8, FP8 = FORMATS["int8, channels"], FORMATS["float8, blocks"], FORMATS["fp8, blocks"]
 OTHER_SETTINGS = {
-    "bitsandbytes": (AWQ, {"quant_method": "bitsandbytes"}, "quant_method = bitsandbytes is not supported: awq, gptq"),
+    "bitsandbytes": (
+        AWQ,
+        {"quant_method": "bitsandbytes"},
+        "config.json: quantization_config.quant_method = bitsandbytes is not",
+    ),
     "eetq": (AWQ, {"quant_method": "eetq"}, "quant_method = eetq is not"),
     "hqq": (AWQ, {"quant_method": "hqq"}, "quant_method = hqq is not"),
     "no method": (AWQ, {"bits": 4}, "quant_method = None is not"),

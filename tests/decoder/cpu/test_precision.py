@@ -36,6 +36,15 @@ def test_float_weights_get_the_most_bits_that_leave_memory_for_kv(monkeypatch, f
     assert choose_precision(MODEL, "avx512-bf16")[0] == precision
 
 
+@pytest.mark.parametrize(("kinds", "isa"), [((), "avx2"), ((), "avx512-bf16"), (("Q8_0",), "avx2")])
+def test_rows_that_are_too_long_for_int8_are_not_given_to_it(kinds, isa):
+    model = load_model("tiny:ffn=32800,layers=1,hidden=32")
+    model = dataclasses.replace(model, weights=quantized(model.weights, *kinds) if kinds else model.weights)
+    precision, why = choose_precision(model, isa)
+    assert precision == "bf16"
+    assert ("too long for int8" in why) == (not kinds and isa == "avx2")
+
+
 def test_a_state_keeps_the_precision_of_its_newest_files_of_the_model():
     kept = [MODEL.identity | {"precision": each, "layout": "x"} for each in ("float32", "int8")]
     others = [MODEL.identity | {"model": "other", "precision": "int4"}, MODEL.identity | {"precision": "float16"}]

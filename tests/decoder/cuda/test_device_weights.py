@@ -7,9 +7,11 @@ import torch
 from decoder.checkpoints.llama import EMBED, layer_name
 from decoder.checkpoints.weights import Weights
 from decoder.cuda.device_weights import load_weights
+from decoder.model import load_model
 from decoder.tiny import random_weights, tiny_config
 from libsym.errors import Invalid
 from tests.decoder.cpu.quantized import blocks_of, replaced
+from tests.decoder.quantized_checkpoints import gptq, pack_quantized, tensors_of, write_checkpoint
 
 CONFIG = tiny_config(num_layers=1, qkv_bias=True)
 
@@ -39,6 +41,15 @@ def test_weights_are_what_the_checkpoint_says_in_fused_matrices(device, dtype, o
     assert loaded.head is loaded.embed
     size = dtype.itemsize
     assert loaded.num_bytes == size * sum(int(np.prod(weights.shape(name))) for name in weights.names())
+
+
+@pytest.mark.parametrize("form", [gptq(4, 32, desc_act=True), pack_quantized(4, "channel", symmetric=False)])
+def test_matrices_of_a_quantised_checkpoint_are_decoded(device, form, tmp_path):
+    tensors, meant = tensors_of(form)
+    model = load_model(str(write_checkpoint(tmp_path, tensors, form.settings)))
+    (layer,) = load_weights(model.config, model.weights, torch.float32, device).layers
+    expected = np.concatenate([meant[layer_name(0, field)] for field in ("q", "k", "v")])
+    assert np.array_equal(layer.qkv.cpu().numpy(), expected)
 
 
 @pytest.mark.parametrize("name", [EMBED, layer_name(0, "q_bias")])

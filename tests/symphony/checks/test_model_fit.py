@@ -73,6 +73,13 @@ def test_a_quantised_directory_says_its_codes_and_the_precision_that_keeps_them(
         assert kept in caplog.messages[-1]
 
 
+def test_a_context_beyond_the_models_positions_is_noted(capsys):
+    assert "context" not in report("--model", SPEC, "--context", "4096", capsys=capsys)
+    found = report("--model", SPEC, "--context", "4097", capsys=capsys)
+    assert found["context"]["ok"] is None
+    assert found["context"]["detail"] == "4,097 entries need positions beyond the model's 4,096"
+
+
 def test_a_model_that_fits_in_no_precision_is_a_failure_with_advice(capsys):
     found = report("--model", SPEC, "--context", "9" * 18, capsys=capsys, status=1)
     assert all("do not fit in memory" in found[precision]["detail"] for precision in ("float32", "bf16", "int8"))
