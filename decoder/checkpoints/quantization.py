@@ -86,8 +86,8 @@ class _Settings:
                 raise self.refuse(key, self.values[key], ["files without it"])
 
     def refuse(self, key: str, value: Any, known: Any) -> Invalid:
-        value, possible = str(value)[:80], ", ".join(map(str, known))
-        return Invalid(f"{self.path}: {self.prefix}{key[:80]} = {value} is not supported: {possible} are")
+        found = repr(f"{self.prefix[:80]}{key} = {str(value)[:80]}")[1:-1]  # without new lines
+        return Invalid(f"{self.path}: {found} is not supported: {', '.join(map(str, known))} are")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ class _Module:
         stored = self.tensors.get(part)
         if stored is None:
             file = next(iter(self.tensors.values())).file
-            raise Invalid(f"{file}: the tensor {self.name}.{part} is missing: the checkpoint is incomplete")
+            name = f"{self.name[:80]}.{part}"
+            raise Invalid(f"{file}: the tensor {name!r} is missing: the checkpoint is incomplete")
         if stored.encoding.name not in dtypes:
             raise self.refuse(part, f"is stored as {stored.encoding.name}, not as {' or '.join(dtypes)}")
         if not any(_fits(stored.shape, shape) for shape in shapes):
