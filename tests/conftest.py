@@ -8,13 +8,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from tests.forked import Forked, Forker
 from tests.patches import Patches
 
 # Triton decides at its import whether kernels run in its interpreter, and transformers imports Triton.
@@ -34,6 +35,8 @@ os.environ["SYMPHONY_WEIGHTS_CACHE"] = ""
 # A shell makes its background processes ignore SIGINT. The programs that tests start and interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+Forked.forkers = cache(Forker.importing)
 
 OWN_PROCESSES = {"start_daemon", "own_launchers", "start_gateway"}
 """Fixtures that start processes for one test. A test that has one of them is slow."""

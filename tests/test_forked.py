@@ -50,3 +50,43 @@ def test_a_fork_has_the_descriptors_that_it_is_given_by_their_numbers(tmp_path):
     with (tmp_path / "file").open("wb") as file:
         [*both(["-c", f"import os; os.write({file.fileno()}, b'there ')"], pass_fds=[file.fileno()])]
     assert (tmp_path / "file").read_text() == "there there "
+
+
+SCRIPT = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+
+FILES = ['cmdline', 'environ']
+SHOWN = f"import os; print(os.getppid(), os.nice(0), *(open('/proc/self/' + each).read() for each in {FILES}))"
+
+def tell(*words):
+    done = subprocess.run([sys.executable, *words], env=os.environ | {"A": "b"}, capture_output=True, text=True)
+    print(done.returncode, done.stdout.replace(str(os.getpid()), "us"), done.stderr)
+
+print(sys.argv, sys.path, __name__, __file__, tempfile.gettempdir())
+exec(SHOWN)
+tell("-c", SHOWN)
+os.nice(1)
+tell("-c", SHOWN)
+tell("-m", "symphony", "--version")
+raise ValueError(Path.cwd())
+"""
+
+
+def test_a_forked_script_and_its_processes_see_and_show_what_new_ones_do(tmp_path):
+    """The last of them has a parent that has changed what it inherits."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    how = {"env": {**os.environ, "TMPDIR": str(tmp_path)}, "cwd": tmp_path}
+    of_fork, of_new = both([str(tmp_path / "script.py"), "a"], **how)
+    assert of_fork == of_new
+    assert of_new[0] == 1
+    assert of_new[1].count("A=b") == 2
+
+
+def test_processes_of_a_forked_script_are_forked(tmp_path):
+    """A child that is forked has what nobody has imported in it."""
+    program = "import sys; print('symphony.daemon.daemon' in sys.modules)"
+    lines = "import subprocess, sys", f"subprocess.run([sys.executable, '-c', {program!r}], check=True)"
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    of_fork, of_new = both([str(tmp_path / "script.py")])
+    assert (of_fork[1], of_new[1]) == ("True\n", "False\n")

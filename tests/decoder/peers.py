@@ -22,16 +22,17 @@ def around(model_class: Any, config: Any, state: dict[str, torch.Tensor]) -> Any
     return theirs.eval()
 
 
-def gguf_state(path: Path, kind: Any, num_layers: int, names: list[str]) -> dict[str, np.ndarray]:
-    """Parameters by their names in transformers, as the gguf package reads them from a file."""
-    tensors = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in gguf.GGUFReader(path).tensors}
+def gguf_state(reader: gguf.GGUFReader, kind: Any, num_layers: int, names: list[str]) -> dict[str, np.ndarray]:
+    """Parameters by their names in transformers, as the gguf package reads them."""
+    tensors = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in reader.tensors}
     table = gguf.get_tensor_name_map(kind, num_layers)
     return {name: np.array(tensors[str(table.get_name(name, try_suffixes=(".weight",)))]) for name in names}
 
 
 def llama_of(path: Path) -> Any:
     """A Llama with tied embeddings as transformers runs it, from the file as the gguf package reads it."""
-    fields = {key: value.contents() for key, value in gguf.GGUFReader(path).fields.items() if key.startswith("llama.")}
+    reader = gguf.GGUFReader(path)  # which takes seconds, for the vocabulary
+    fields = {key: value.contents() for key, value in reader.fields.items() if key.startswith("llama.")}
     config = of_transformers("LlamaConfig")(
         vocab_size=fields["llama.vocab_size"],
         hidden_size=fields["llama.embedding_length"],
@@ -49,7 +50,7 @@ def llama_of(path: Path) -> Any:
     model_class = of_transformers("LlamaForCausalLM")
     with torch.device("meta"):
         names = [name for name, _ in model_class(config).named_parameters()]
-    state = gguf_state(path, gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers, names)
+    state = gguf_state(reader, gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers, names)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, array in state.items():
         for part, num_heads in heads.items():

@@ -94,7 +94,7 @@ def theirs(path) -> Any:
     )
     with torch.device("meta"):
         names = [name for name, _ in of_transformers("Gemma3ForCausalLM")(config).named_parameters()]
-    arrays = gguf_state(path, gguf.MODEL_ARCH.GEMMA3, config.num_hidden_layers, names)
+    arrays = gguf_state(gguf.GGUFReader(path), gguf.MODEL_ARCH.GEMMA3, config.num_hidden_layers, names)
     state = {name: torch.from_numpy(array - name.endswith("norm.weight")) for name, array in arrays.items()}
     theirs = around(of_transformers("Gemma3ForCausalLM"), config, state)
     theirs.model.embed_tokens.embed_scale = torch.tensor(config.hidden_size**0.5)  # computed, not loaded

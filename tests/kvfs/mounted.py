@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvfs.pages.digest import digest
+from tests.forked import Forked
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_PAGES = 256
@@ -38,7 +39,7 @@ class Mount:
         self.outside.mkdir(exist_ok=True)
         self._log_path = base / "log"
         self._log = self._log_path.open("ab")
-        self.process = subprocess.Popen(
+        self.process = Forked(
             [
                 *(sys.executable, "-m", "tests.kvfs.mount_server"),
                 *(str(self.path), str(base / "backing"), str(num_pages), str(page_bytes), str(int(allow_other))),

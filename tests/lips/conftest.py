@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 import pytest
 
 import libsym as sym
+from tests.forked import Forked
 from tests.symphony.daemons import Daemon, a_daemon
 
 LIPS = Path(__file__).resolve().parents[2] / "lips"
@@ -25,7 +26,7 @@ class Lips:
 
     def start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start the program as a process of its own, with pipes."""
-        return subprocess.Popen(
+        return Forked(
             [sys.executable, str(LIPS / f"{name}.py"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

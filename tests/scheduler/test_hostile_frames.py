@@ -15,6 +15,7 @@ from scheduler.connection.under_way import UnderWay
 from scheduler.operations import pred
 from scheduler.wire.payloads import PayloadReader, check_priority
 from scheduler.wire.replies import Reply
+from tests import forked
 from tests.scheduler import hostile
 from tests.scheduler.hostile import Fuzzer, recorded_frames
 
@@ -35,7 +36,7 @@ def test_every_operation_that_carries_something_is_recorded(frames):
 @pytest.mark.slow
 def test_twenty_thousand_mutated_frames_leave_the_gate_as_it_was():
     command = [sys.executable, str(SCRIPTS / "recorded.py"), "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = forked.run(command, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     assert "20,000 frames of" in done.stdout
     assert "Invalid argument" in done.stdout
@@ -60,7 +61,7 @@ def test_the_lines_of_parsers_are_counted_under_sanitizers(tmp_path):
 @pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="NO MOUNT TESTED: /dev/fuse is not open")
 def test_recorded_frames_harm_no_daemon_when_another_user_throws_them_through_his_ring():
     command = [sys.executable, str(SCRIPTS / "frames.py"), "--recorded", "--frames", "10000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.run(command, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

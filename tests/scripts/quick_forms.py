@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 280
 
@@ -263,7 +265,7 @@ class Place:
 
     def start(self, command: list[str | Path]) -> subprocess.Popen[str]:
         environment = os.environ | {"TMPDIR": str(self.path), "CC": str(ROOT / "tests/cc")}
-        return subprocess.Popen(
+        return Forked(
             command, cwd=self.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 

@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from kvfs.pages.holdings import WEIGHTS, Kind
 from symphony.settings.config import Config
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTACKS = sorted(path.stem for path in (ROOT / "scripts/attacks").glob("*.py") if path.stem != "attacked")
@@ -24,7 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NO ATTACK TRIED: need
 
 def run(script, *words, status=0):
     command = [sys.executable, str(ROOT / "scripts" / script), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = forked.run(command, text=True, timeout=110)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 

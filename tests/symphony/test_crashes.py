@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from kvfs.names.sums import EXTENT_BYTES
+from tests import forked
 from tests.kvfs.durable.damage import flip
 from tests.symphony.launchers import ROOT
 
@@ -63,7 +63,7 @@ def test_what_was_synced_is_there_after_a_kill_unchecked_where_it_was_written_si
 def test_what_was_synced_outlives_fifteen_daemons_that_are_killed(tmp_path):
     options = ["--kills=15", "--life=0.12", "--clients=2", "--forked", "--json", "--state", tmp_path]
     command = [sys.executable, ROOT / "scripts/soak/crashes.py", *options]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    done = forked.run(command, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kills"] == 15

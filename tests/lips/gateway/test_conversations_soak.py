@@ -1,17 +1,18 @@
 """A short run of `scripts/soak/conversations.py`: several parties hold conversations at once, across restarts."""
 
 import re
-import subprocess
 import sys
 
 import pytest
+
+from tests import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_conversations_of_several_parties_hold_what_each_was_sent(pytestconfig):
     command = [sys.executable, pytestconfig.rootpath / "scripts/soak/conversations.py", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = forked.run(command, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.fullmatch(
         r"(\d+) operations, (\d+) restarts in \d+ s, seed 0: all conversations hold what .*\n", done.stdout
