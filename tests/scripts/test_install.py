@@ -76,8 +76,24 @@ class Release:
         return [self.checkout / "scripts/install", "--root", root, "--wheelhouse", self.wheels, *options]
 
 
+PYTHON = f"""#!/bin/sh
+[ "$1 $2" = "-m venv" ] || exec {sys.executable} "$@"
+{sys.executable} -m venv --without-pip "$3"
+ln -s {SITE}/pip {SITE}/pip-*.dist-info "$3"/lib/python3*/site-packages/
+"""
+"""A Python whose environments have this one's pip. To unpack pip into each would take a third of the time."""
+
+
+@pytest.fixture(autouse=True)
+def python(tmp_path_factory, monkeypatch):
+    path = tmp_path_factory.mktemp("python") / "python3"
+    path.write_text(PYTHON)
+    path.chmod(0o755)
+    monkeypatch.setenv("PYTHON", str(path))
+
+
 def run(*words: object, status: int = 0, **environment: str) -> str:
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PYTHON": sys.executable}
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     own["PIP_COMPILE"] = "0"  # compiling all modules of each version would take half of the time
     done = subprocess.run(
         [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd="/",
@@ -107,7 +123,7 @@ def new(tmp_path):
 def interrupted(release: Release, root: Path) -> None:
     """An installation that is killed in the middle of it."""
     with subprocess.Popen(
-        list(map(str, release.install(root))), start_new_session=True, env=os.environ | {"PYTHON": sys.executable},
+        list(map(str, release.install(root))), start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as script:  # fmt: skip
         assert isinstance(script.stdout, io.BufferedReader)
