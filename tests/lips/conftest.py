@@ -75,7 +75,10 @@ class Lips:
 
 @pytest.fixture(scope="session")
 def _lips_daemon(tmp_path_factory):
-    with a_daemon(tmp_path_factory.mktemp("lips"), "--model", "smollm2", "--kv-memory", "512M") as daemon:
+    """A daemon that computes with the 4-bit codes that the model's file stores, in two thirds of bf16's time."""
+    with a_daemon(
+        tmp_path_factory.mktemp("lips"), "--model", "smollm2", "--precision", "int4", "--kv-memory", "512M"
+    ) as daemon:
         yield daemon
 
 

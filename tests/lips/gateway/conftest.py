@@ -18,7 +18,7 @@ import pytest
 from lips.gateway.keys import new_key
 from tests.forked import Forked
 from tests.lips.gateway.wire import running, until
-from tests.symphony.daemons import Daemon
+from tests.symphony.daemons import Daemon, a_daemon
 
 ROOT = Path(__file__).resolve().parents[3]
 READY_S = 60
@@ -129,6 +129,13 @@ def gateways(daemon: Daemon) -> Iterator[Callable[..., Gateway]]:
         for gateway in started:
             gateway.process.kill()
             gateway.process.wait()
+
+
+@pytest.fixture(scope="session")
+def _lips_daemon(tmp_path_factory):
+    """A daemon of bf16, which knows the capital of France without a system's message; 4-bit codes do not."""
+    with a_daemon(tmp_path_factory.mktemp("gateways"), "--model", "smollm2", "--kv-memory", "512M") as daemon:
+        yield daemon
 
 
 @pytest.fixture(autouse=True, scope="session")
