@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = sys.executable  # which a test may replace
 SCRIPT = "symphony.daemon.daemon lips.gateway.server"
 MODULES = {
     ("-m", "symphony", "serve"): "symphony.daemon.daemon",
@@ -88,7 +89,7 @@ def run(command: Any, *, timeout: float, **how: Any) -> subprocess.CompletedProc
 
 def _imported_by(words: list[str]) -> str:
     """Return the modules that a process with these words imports, or an empty string."""
-    if words[:1] != [sys.executable]:
+    if words[:1] != [PYTHON]:
         return ""
     found = [module for begin, module in MODULES.items() if words[1 : 1 + len(begin)] == [*begin]]
     return found[0] if found else SCRIPT if words[1:2] and words[1].endswith(".py") else ""
