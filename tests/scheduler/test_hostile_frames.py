@@ -46,7 +46,7 @@ def test_twenty_thousand_mutated_frames_leave_the_gate_as_it_was():
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # the C is compiled with sanitizers first
 def test_the_lines_of_parsers_are_counted_under_sanitizers(tmp_path):
-    command = [sys.executable, "-c", "import recorded; print(recorded.measured(4000, 1))"]
+    command = [sys.executable, "-c", "import recorded; print(recorded.measured(6000, 1))"]
     environment = os.environ | {"CC": str(SCRIPTS.parents[1] / "tests/cc")}
     done = subprocess.run(command, cwd=SCRIPTS, env=environment, capture_output=True, text=True, check=False)
     reached = [line.split() for line in done.stdout.splitlines() if line.endswith("  all")]
