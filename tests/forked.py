@@ -6,6 +6,7 @@ script starts are such Popens. A process that has more than words, an environmen
 another user's, one of another PYTHONPATH, one on a terminal, one whose parent has changed what its children inherit.
 """
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -20,7 +21,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from io import BufferedRandom, BufferedWriter, TextIOWrapper
 from pathlib import Path
 from runpy import run_module
 from types import ModuleType
@@ -125,7 +128,7 @@ class Forker:
     @classmethod
     def importing(cls, modules: str) -> "Forker":
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        program = "from tests.forked import serve; run = serve(); run()"
+        program = "from tests.forked import End, serve; end = End(); end.of(serve())"
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-c", program, modules, str(theirs.fileno())],
@@ -152,6 +155,40 @@ class Forker:
                 self._prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
+class End:
+    """The end of a fork, which frees no modules: those are the server's, and each freed page of them would be copied.
+
+    What Python does before stays: it tells errors, waits for threads, and runs the handlers of `atexit`, of which this
+    one is the first to be registered and the last to run. Files that are open get what is in their buffers.
+    """
+
+    def __init__(self) -> None:
+        self._status: int | None = None
+        atexit.register(self._leave)
+
+    def of(self, run: Callable[[], object]) -> None:
+        try:
+            run()
+        except KeyboardInterrupt:  # the status is a signal
+            raise
+        except SystemExit as error:
+            self._status = error.code or 0 if isinstance(error.code, int | None) else 1
+            raise
+        except BaseException:
+            self._status = 1
+            raise
+        self._status = 0
+
+    def _leave(self) -> None:
+        if self._status is None:
+            return
+        with suppress(OSError, ValueError):  # Python tries again, and tells it
+            for each in (sys.stdout, sys.stderr, *gc.get_objects()):
+                if type(each) in (TextIOWrapper, BufferedWriter, BufferedRandom) and not each.closed:
+                    each.flush()
+            os._exit(self._status & 0xFF)
+
+
 def serve() -> Callable[[], object]:
     """Fork for the process at the other end of the socket. Return in each fork, with what it runs."""
     for module in sys.argv[1].split():
@@ -162,7 +199,7 @@ def serve() -> Callable[[], object]:
     while True:
         message, fds, _, _ = socket.recv_fds(asking, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not message:
-            sys.exit()
+            os._exit(0)
         told = json.loads(message)
         reads, writes = os.pipe()
         between = os.fork()

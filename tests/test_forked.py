@@ -28,6 +28,10 @@ WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a command": (["-m", "symphony", "--version"], {}),
     "what a command lacks": (["-m", "symphony", "stat", "--moon"], {}),
     "other words": (["-m", "platform"], {}),
+    "a buffer": (["-c", "file = open(1, 'w', closefd=False); file.write('kept'); import sys; sys.exit('why')"], {}),
+    "a thread": (["-c", "import threading; threading.Timer(0.1, print, ['late']).start()"], {}),
+    "a handler": (["-c", "import atexit; atexit.register(print, 'left'); raise ValueError"], {}),
+    "a full disk": (["-c", "import sys; sys.stdout = open('/dev/full', 'w'); print(1)"], {}),
 }
 
 
