@@ -136,9 +136,9 @@ class Cutter:
 
     def is_ready(self, put: NamePut) -> bool:
         """Return whether a put may be committed: its file can be written, and the entries that the file had at the time
-        of the put are on disk.
+        of the put are on disk. A plain file has a backing file with its bytes.
         """
-        if put.after in self._journal.left_out:
+        if put.after in self._journal.left_out or (put.after is not None and _is_unwritten(put.after)):
             return False
         needed = entries_needed(put)
         if not needed:
@@ -148,17 +148,18 @@ class Cutter:
         assert isinstance(kv, KvFile)
         return self.durable_length(kv) >= needed
 
-    def unready(self, changes: Iterable[NameChange]) -> list[KvFile]:
-        """Return the files whose entries hold up these operations."""
+    def unready(self, changes: Iterable[NameChange]) -> list[Content]:
+        """Return the files whose entries or bytes hold up these operations."""
         puts = [put for change in changes for put in change.puts if not self.is_ready(put)]
-        return [put.after.content for put in puts if put.after is not None and isinstance(put.after.content, KvFile)]
+        contents = [put.after.content for put in puts if put.after is not None]
+        return [each for each in contents if isinstance(each, KvFile | PlainFile)]
 
     def _are_ready(self, changes: Iterable[NameChange]) -> bool:
         return all(self.is_ready(put) for change in changes for put in change.puts)
 
-    def holding_up(self, inode: Inode) -> list[KvFile]:
-        """Return files whose entries must be on disk before all names of an inode can be committed. If many files hold
-        up the inode, return some of them.
+    def holding_up(self, inode: Inode) -> list[Content]:
+        """Return files whose entries or bytes must be on disk before all names of an inode can be committed. If many
+        files hold up the inode, return some of them.
         """
         first = {change.number for change in self._journal.prefix(self.is_ready, self._journal.a_cut)}
         return self.unready(self._journal.closure([inode], first, self._journal.a_slice))
@@ -344,6 +345,8 @@ class Cutter:
         """Whether a commit of a dirty inode would add anything to the index. On a full disk many dirty inodes only wait
         until their entries are on disk.
         """
+        if _is_unwritten(inode):
+            return False
         if inode not in self._journal.waiting:
             return self._is_named(cut, inode)
         content, known = inode.content, self._known(inode)
@@ -477,8 +480,9 @@ class Cutter:
         content, known = inode.content, self.known.get(inode.number)
         if content is None or not inode.names:
             return True
-        if isinstance(content, PlainFile):
-            return content.is_synced(extent)
+        if isinstance(content, PlainFile):  # its backing file may have been made after the cut
+            is_named = known is not None and known.backing == content.number
+            return content.is_synced(extent) and (is_named or not content.exists)
         return known is not None and known.kv is content and known.length >= min(extent, content.table.length)
 
     def failed(self, cut: Cut) -> list[tuple[int, IntArray]]:
@@ -495,6 +499,12 @@ class Cutter:
         self._gone_slots += cut.rows.gone_slots
         self._journal.gone_xattrs.update(number for (number,) in cut.rows.gone_xattrs)
         return cut.new_slots
+
+
+def _is_unwritten(inode: Inode) -> bool:
+    """Whether the bytes of a plain file are in memory alone. Its row would show an empty file after a crash."""
+    content = inode.content
+    return isinstance(content, PlainFile) and bool(content.size and inode.names) and not content.exists
 
 
 def _by_identity(slots: Sequence[tuple[int, IntArray]]) -> Iterator[tuple[int, IntArray]]:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import trio
 
 from kvfs.durable import slot_file
 from kvfs.durable.index import Rows
@@ -17,7 +18,7 @@ from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import OpenFiles
 from kvfs.names.disk import Disk
 from libsym.errors import SymError
-from tests.kvfs.durable.house import ROOT, House, held, names_after, running
+from tests.kvfs.durable.house import ROOT, House, held, names_after, plain_of, running
 
 
 async def test_a_slot_that_is_written_while_the_file_is_about_to_be_cut_stays(tmp_path, monkeypatch):
@@ -61,7 +62,7 @@ async def test_what_was_written_before_the_disk_was_full_is_kept(tmp_path):
         return os.pwrite(number, bytes(data[0])[:50], 0)
 
     async with running(House(tmp_path, disk=Disk(pwritev=pwritev))) as house:
-        inode = house.make_plain("note")
+        inode = house.make_plain("note", b"old")
         await house.sync("note")
         files = OpenFiles(house.volume, Eager(), Nodes(house.tree))
         handle = await files.open(inode, inode.number, readable=True, writable=True)
@@ -71,6 +72,48 @@ async def test_what_was_written_before_the_disk_was_full_is_kept(tmp_path):
         files.release_all()
     async with running(House(tmp_path)) as house:
         assert house.volume.size_of(house.fs.find(ROOT, "note")) == 50
+
+
+async def test_a_backing_file_that_is_made_during_a_commit_is_named_by_the_next(tmp_path, monkeypatch):
+    async with running(House(tmp_path)) as house:
+        note = house.make_plain("note", b"small")
+        async with trio.open_nursery() as nursery:
+            with held(monkeypatch, house.state.index, "commit") as commit:
+                nursery.start_soon(house.keeper._commit, lambda: 0, (note,))
+                await trio.to_thread.run_sync(commit.reached.wait)
+                await trio.to_thread.run_sync(plain_of(note).sync)
+        await house.keeper.sync_all()
+    async with running(House(tmp_path)) as house:
+        assert house.read(house.fs.find(ROOT, "note")) == b"small"
+
+
+@pytest.mark.parametrize("how", ["rename", "empty"])
+async def test_a_crash_leaves_the_old_bytes_of_a_file_whose_new_bytes_are_in_memory_alone(tmp_path, how):
+    async with running(House(tmp_path)) as house:
+        config = house.make_plain("config", b"old")
+        await house.keeper.sync(config)
+        if how == "rename":
+            house.make_plain("new", b"new")
+            house.tree.rename(house.tree.root, b"new", house.tree.root, b"config", 0)
+        else:
+            house.volume.truncate(config, 0)
+            house.write(config, b"new")
+        await house.keeper.sync(house.make_plain("other", b"other"))
+        await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)  # as a write-back that began before the change
+        assert not plain_of(house.fs.find(ROOT, "config")).exists
+    async with running(House(tmp_path)) as house:
+        assert house.read(house.fs.find(ROOT, "config")) == b"old"
+        assert house.read(house.fs.find(ROOT, "other")) == b"other"
+
+
+async def test_a_sync_of_a_directory_has_the_bytes_of_the_new_files_in_it(tmp_path):
+    names = [f"{number:03}" for number in range(3 * OTHERS_A_CUT)]
+    async with running(House(tmp_path)) as house:
+        for name in names:
+            house.make_plain(name, name.encode())
+        await house.keeper.sync(house.tree.root)
+    async with running(House(tmp_path)) as house:
+        assert [house.read(house.fs.find(ROOT, name)) for name in names] == [name.encode() for name in names]
 
 
 @pytest.mark.slow
