@@ -206,8 +206,8 @@ class PlainFile:
         wanted = min(size, self.size - offset)
         if wanted <= 0:
             return b""
-        if self._unwritten is not None:
-            return memoryview(self._unwritten)[offset : offset + wanted]
+        if (unwritten := self._unwritten) is not None:
+            return memoryview(unwritten)[offset : offset + wanted]
         file = self._opened_nowait()
         if file is None or not self._disk.nowait.reads:
             return None
@@ -374,22 +374,24 @@ class PlainFile:
         self._grown(offset + size)
         self.gaps.grown(before, offset + size)
 
-    def sync(self) -> None:
+    def sync(self, opened: Descriptor | None = None) -> None:
         """Sync as `fdatasync(2)` does: when this method returns, all bytes written before are on disk. Raise SymError
         on failure.
 
         A commit syncs the directory with the name of a new backing file. A failed sync leaves all bytes of the file in
         doubt, because Linux marks pages as clean that it could not write, and the next fdatasync would succeed. So each
         later sync fails until all bytes have been written again, from the first to the last, or cut off.
+
+        `opened`: the result of `begin_writing`.
         """
         with self._syncing:
             seen = self.changes
             if self._doubtful:
                 message = f"backing file {self.path} could not be synced, and was not written anew since"
                 raise SymError(message, errno.EIO)
-            if (self.exists or self._unwritten) and seen != self._synced:
+            if self._unwritten != b"" and seen != self._synced:  # one look, because a worker may make the backing file
                 try:
-                    file = self._opened(keep=False)
+                    file = opened or self._opened(keep=False)
                 except OSError as error:
                     if self.is_gone:
                         return
@@ -401,13 +403,18 @@ class PlainFile:
                     raise self._failed("sync", error) from error
             self._synced = seen
 
-    def begin_writing(self) -> None:
-        """Begin to write the bytes to the disk, so that a later `sync` takes less time. Only `sync` reports errors."""
+    def begin_writing(self) -> Descriptor | None:
+        """Begin to write the bytes to the disk, so that a later `sync` takes less time. Return the file's descriptor, if
+        it has one. Only `sync` reports errors.
+        """
+        file: Descriptor | None = None
         try:
-            if self.exists or self._unwritten:
-                self._disk.begin_writing(self._opened(keep=False).number)
+            if self._unwritten != b"":
+                file = self._opened(keep=False)
+                self._disk.begin_writing(file.number)
         except OSError as error:
             log.debug("can't begin to write %s: %s", self.path, error.strerror)
+        return file
 
     @property
     def is_dirty(self) -> bool:
@@ -562,11 +569,9 @@ def sync_all(files: Sequence[PlainFile]) -> dict[PlainFile, SymError]:
     together share commits of the file system's journal.
     """
     errors = dict[PlainFile, SymError]()
-    for file in files:
-        file.begin_writing()
-    for file in files:
+    for file, opened in [(each, each.begin_writing()) for each in files]:
         try:
-            file.sync()
+            file.sync(opened)
         except SymError as error:
             errors[file] = error
     return errors

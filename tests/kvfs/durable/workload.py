@@ -316,6 +316,7 @@ class Workload:
         if not inode.num_subdirectories and inode is not self.tree.root:
             self._unlink_all(inode)
         xattrs.put(self.volume, inode, QUOTA, b"64M", 0)
+        self._note()
         await self.house.keeper.bring_xattrs(inode)
         self.volume.domains.set_weight(inode, b"2", 0)
 
