@@ -487,11 +487,11 @@ class Journal(Changes):
             if inode.names or inode.parent is not None:
                 self._make_dirty(inode, min(since, self._pop_dirty(inode, since)))
 
-    def first_operations(self) -> list[NameChange]:
-        """Return the operations that the next commit may take."""
+    def first_operations(self, most: int | None = None) -> list[NameChange]:
+        """Return the operations that the next commit may take, at most `most`, or as many as a cut takes."""
         numbers = reversed(self._pass[-LOOKED_AT:]) if self._pass else islice(self.operations, LOOKED_AT)
         changes = (self.operations[number] for number in numbers if number in self.operations)
-        return list(islice((change for change in changes if not self.waits(change)), self.a_cut))
+        return list(islice((change for change in changes if not self.waits(change)), most or self.a_cut))
 
     def waits(self, change: NameChange) -> bool:
         """Return whether an operation gives a name to a file that can't be written."""

@@ -609,7 +609,7 @@ class Keeper:
         waiting = self._cutter.unready(self._journal.first_operations())
         inherited = [self._inherited.popleft() for _ in range(min(len(self._inherited), OTHERS_A_CUT))]
         distinct = dict.fromkeys([*contents, *waiting, *inherited])
-        errors = await self._write_small(distinct)
+        errors = await self._write_small(distinct, self._unwritten())
         for content in distinct:
             if content not in errors:
                 try:
@@ -619,14 +619,25 @@ class Keeper:
         self._inherited += [each for each in inherited if each in errors and not each.sync_failed]
         return next(iter(errors.values()), None)
 
-    async def _write_small(self, contents: Iterable[Content | None]) -> dict[Content | None, SymError]:
-        """Sync those of the files that are small plain files, in one job. Return the errors of files that failed."""
+    def _unwritten(self) -> list[PlainFile]:
+        """Return files without a backing file that may hold up the next commit, if it overtakes operations."""
+        if not self._journal.left_out and not self._is_full:
+            return []
+        changes = self._journal.first_operations(len(self._journal.operations))
+        return [each for each in self._cutter.unready(changes) if isinstance(each, PlainFile) and not each.exists]
+
+    async def _write_small(
+        self, contents: Iterable[Content | None], unwritten: Sequence[PlainFile] = ()
+    ) -> dict[Content | None, SymError]:
+        """Sync those of the files that are small plain files, in one job. Return the errors of files that failed. The
+        files in `unwritten` get backing files.
+        """
         plain = dict.fromkeys(each for each in contents if isinstance(each, PlainFile))
         small = [each for each in plain if each.is_dirty and each.size <= SMALL_BYTES]
-        if not small:
+        if not small and not unwritten:
             return {}
         try:
-            failed = await self.jobs.do(partial(sync_all, small))
+            failed = await self.jobs.do(partial(sync_all, small, unwritten))
         except Exception as error:  # noqa: BLE001 - as in `_write`
             failed = dict.fromkeys(small, as_ours(error))
         errors = dict[Content | None, SymError]()

@@ -564,11 +564,13 @@ def _copied(unwritten: bytes, offset: int, room: memoryview) -> memoryview:
     return room[: len(found)]
 
 
-def sync_all(files: Sequence[PlainFile]) -> dict[PlainFile, SymError]:
+def sync_all(files: Sequence[PlainFile], others: Sequence[PlainFile] = ()) -> dict[PlainFile, SymError]:
     """Sync files as `PlainFile.sync` does. Return the errors of the files that failed. Files whose writing begins
-    together share commits of the file system's journal.
+    together share commits of the file system's journal. `others`: files whose writing begins, too.
     """
     errors = dict[PlainFile, SymError]()
+    for each in others:
+        each.begin_writing()
     for file, opened in [(each, each.begin_writing()) for each in files]:
         try:
             file.sync(opened)
