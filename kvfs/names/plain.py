@@ -404,8 +404,8 @@ class PlainFile:
             self._synced = seen
 
     def begin_writing(self) -> Descriptor | None:
-        """Begin to write the bytes to the disk, so that a later `sync` takes less time. Return the file's descriptor, if
-        it has one. Only `sync` reports errors.
+        """Begin to write the bytes to the disk, so that a later `sync` takes less time. Return the descriptor, if there
+        is one. Only `sync` reports errors.
         """
         file: Descriptor | None = None
         try:

@@ -2,21 +2,24 @@
 
 import errno
 import os
+import shutil
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from kvfs.durable import slot_file
+from kvfs.durable.disk_room import RESERVE_BYTES
 from kvfs.durable.index import Rows
 from kvfs.durable.keeper import OTHERS_A_CUT
 from kvfs.durable.slot_file import SlotFile
 from kvfs.mount.eager import Eager
 from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import OpenFiles
-from kvfs.names.disk import Disk
+from kvfs.names.disk import BLOCK_BYTES, Disk
 from libsym.errors import SymError
 from tests.kvfs.durable.house import ROOT, House, held, names_after, plain_of, running
 
@@ -104,6 +107,21 @@ async def test_a_crash_leaves_the_old_bytes_of_a_file_whose_new_bytes_are_in_mem
     async with running(House(tmp_path)) as house:
         assert house.read(house.fs.find(ROOT, "config")) == b"old"
         assert house.read(house.fs.find(ROOT, "other")) == b"other"
+
+
+async def test_small_new_files_stay_in_memory_only_while_the_disk_has_room_for_them(tmp_path, monkeypatch):
+    there = RESERVE_BYTES + 3 * BLOCK_BYTES
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=there))
+    async with running(House(tmp_path)) as house:
+        notes = [house.make_plain(f"note{number}", b"small") for number in range(4)]
+        assert [plain_of(note).exists for note in notes] == [False, False, False, True]
+        assert house.keeper._is_much_dirty(), "the write-back does not wait"
+        await house.keeper.sync_all()
+        assert not house.keeper._is_much_dirty()
+        there = RESERVE_BYTES
+        await house.keeper.sync(house.make_plain("other", b"small"))
+        await house.keeper.jobs.idle()
+        assert plain_of(house.make_plain("last", b"small")).exists
 
 
 async def test_a_sync_of_a_directory_has_the_bytes_of_the_new_files_in_it(tmp_path):
