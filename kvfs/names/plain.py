@@ -263,7 +263,7 @@ class PlainFile:
         stop = offset + len(data)
         with self._lock:
             old = self._unwritten
-            if old is None or stop > UNWRITTEN_BYTES:
+            if old is None or self.is_gone or stop > UNWRITTEN_BYTES:
                 return 0
             if not self._disk.unwritten.takes(len(old), max(len(old), stop)):
                 return 0

@@ -214,6 +214,8 @@ def test_a_small_new_file_takes_no_call_of_the_disk_before_its_sync(tmp_path: Pa
     assert not file.exists
     file.discard()
     assert file.read_at(0, 100) == b""
+    assert file.write_nowait(0, b"late") == 0
+    assert file._disk.unwritten.num_bytes == 0
     assert not list(tmp_path.iterdir())
 
 
