@@ -226,6 +226,7 @@ class Cutter:
             inode
             for inode in dict.fromkeys([*touched, *wanted, *self._journal.directories_above(wanted), *others])
             if inode not in left_out
+            and not _is_unwritten(inode)
             and self._is_named(cut, inode)
             and (inode in dirty or inode in bounded or not self._known(inode).num_names)
         ]

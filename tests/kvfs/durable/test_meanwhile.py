@@ -109,6 +109,24 @@ async def test_a_crash_leaves_the_old_bytes_of_a_file_whose_new_bytes_are_in_mem
         assert house.read(house.fs.find(ROOT, "other")) == b"other"
 
 
+@pytest.mark.parametrize("how", ["another name is removed", "a sync waits for the file"])
+async def test_a_commit_that_concerns_a_file_whose_new_bytes_are_in_memory_alone_keeps_the_old_bytes(tmp_path, how):
+    async with running(House(tmp_path)) as house:
+        config, root = house.make_plain("config", b"old"), house.tree.root
+        house.tree.link(config, root, b"second")
+        await house.keeper.sync_all()
+        house.volume.truncate(config, 0)
+        house.write(config, b"new")
+        if how == "another name is removed":
+            house.tree.unlink(root, b"second")
+            await house.keeper.sync(house.make_plain("other"))
+        else:
+            await house.keeper._commit(lambda: 0, (config,))
+        assert not plain_of(config).exists
+    async with running(House(tmp_path)) as house:
+        assert house.read(house.fs.find(ROOT, "config")) == b"old"
+
+
 async def test_small_new_files_stay_in_memory_only_while_the_disk_has_room_for_them(tmp_path, monkeypatch):
     there = RESERVE_BYTES + 3 * BLOCK_BYTES
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=there))
