@@ -220,7 +220,7 @@ class Cutter:
         touched = self._take_names(cut)
         dirty = self._journal.dirty
         bounded = {put.after for change in cut.changes for put in change.puts if put.is_of_domain}
-        others = self._journal.others(lambda each: is_gone(each) or self._gains(cut, each), num_others)
+        others = self._journal.others(lambda each: self._gains(cut, each), num_others)
         gone = [each for each in others if is_gone(each)]
         written = [
             inode
@@ -343,11 +343,13 @@ class Cutter:
         return known is not None and (bool(known.num_names) or inode.parent is inode)
 
     def _gains(self, cut: Cut, inode: Inode) -> bool:
-        """Whether a commit of a dirty inode would add anything to the index. On a full disk many dirty inodes only wait
+        """Whether a commit of a dirty inode would add anything to the index, or would forget the inode. On a full disk many dirty inodes only wait
         until their entries are on disk.
         """
-        if _is_unwritten(inode):
-            return False
+        if _is_in_memory(inode):
+            return False  # nor is it forgotten without a name, because the write-back has to free the memory
+        if is_gone(inode):
+            return True
         if inode not in self._journal.waiting:
             return self._is_named(cut, inode)
         content, known = inode.content, self._known(inode)
@@ -503,9 +505,13 @@ class Cutter:
 
 
 def _is_unwritten(inode: Inode) -> bool:
-    """Whether the bytes of a plain file are in memory alone. Its row would show an empty file after a crash."""
+    """Whether the row of an inode would show an empty file after a crash, because its bytes are in memory alone."""
+    return bool(inode.names) and _is_in_memory(inode)
+
+
+def _is_in_memory(inode: Inode) -> bool:
     content = inode.content
-    return isinstance(content, PlainFile) and bool(content.size and inode.names) and not content.exists
+    return isinstance(content, PlainFile) and bool(content.size) and not content.exists
 
 
 def _by_identity(slots: Sequence[tuple[int, IntArray]]) -> Iterator[tuple[int, IntArray]]:

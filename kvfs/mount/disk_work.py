@@ -273,9 +273,12 @@ class DiskWork:
     async def write(
         self, inode: Inode, content: PlainFile, offset: int, data: bytes | memoryview, until_s: float
     ) -> None:
-        """Write all of `data`, which is copied before this method waits."""
+        """Write all of `data`, which is copied before this method waits.
+
+        A file without a name is not held in memory, because the write-back does not write it.
+        """
         stop = offset + len(data)
-        is_small = len(data) <= INLINE_BYTES and content.writes_nowait
+        is_small = len(data) <= INLINE_BYTES and content.writes_nowait and (content.exists or bool(inode.names))
         if is_small and content not in self._changes and not content.sums.guards(offset, stop):
             content.sums.begin(min(offset, content.size), stop)
             try:

@@ -1,6 +1,7 @@
 """Races of the storage: a file changes, or a daemon starts, while a commit, a sync or a read is under way."""
 
 import errno
+import math
 import os
 import shutil
 import threading
@@ -16,6 +17,7 @@ from kvfs.durable.disk_room import RESERVE_BYTES
 from kvfs.durable.index import Rows
 from kvfs.durable.keeper import OTHERS_A_CUT
 from kvfs.durable.slot_file import SlotFile
+from kvfs.mount.disk_work import DiskWork
 from kvfs.mount.eager import Eager
 from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import OpenFiles
@@ -140,6 +142,24 @@ async def test_small_new_files_stay_in_memory_only_while_the_disk_has_room_for_t
         await house.keeper.sync(house.make_plain("other", b"small"))
         await house.keeper.jobs.idle()
         assert plain_of(house.make_plain("last", b"small")).exists
+
+
+async def test_files_without_a_name_leave_memory(tmp_path):
+    async with running(House(tmp_path)) as house:
+        unwritten, disk = house.volume.disk.unwritten, DiskWork(house.volume, Eager())
+        for number in range(3 * OTHERS_A_CUT):
+            note = house.make_plain(str(number), b"small")
+            house.tree.opened(note)
+            house.tree.unlink(house.tree.root, str(number).encode())
+        for _ in range(3):
+            await house.keeper._commit(lambda: 0, others=OTHERS_A_CUT)  # as when attributes are many
+        last = house.make_plain("last")
+        house.tree.opened(last)
+        house.tree.unlink(house.tree.root, b"last")
+        while house.keeper._journal.dirty:
+            await house.keeper.sync_all()
+        await disk.write(last, plain_of(last), 0, b"small", math.inf)
+        assert unwritten.num_bytes == 0
 
 
 async def test_a_sync_of_a_directory_has_the_bytes_of_the_new_files_in_it(tmp_path):
