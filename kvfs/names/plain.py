@@ -404,16 +404,23 @@ class PlainFile:
             self._synced = seen
 
     def begin_writing(self) -> Descriptor | None:
-        """Begin to write the bytes to the disk, so that a later `sync` takes less time. Return the descriptor, if there
-        is one. Only `sync` reports errors.
+        """Begin to write the bytes to the disk, so that a later `sync` takes less time. Return the descriptor; None:
+        there is none, and `sync` finds out the reason. Raise SymError if the disk does not take the bytes, because the
+        system may not report this to `sync`.
         """
-        file: Descriptor | None = None
         try:
-            if self._unwritten != b"":
-                file = self._opened(keep=False)
-                self._disk.begin_writing(file.number)
+            file = self._opened(keep=False) if self._unwritten != b"" else None
         except OSError as error:
-            log.debug("can't begin to write %s: %s", self.path, error.strerror)
+            log.debug("can't open %s: %s", self.path, error.strerror)
+            return None
+        if file is not None:
+            with self._syncing:
+                try:
+                    self._disk.begin_writing(file.number)
+                except OSError as error:
+                    if error.errno not in NOT_OFFERED:
+                        self._doubtful = range(self.size)
+                        raise self._failed("sync", error) from error
         return file
 
     @property
@@ -568,12 +575,16 @@ def sync_all(files: Sequence[PlainFile], others: Sequence[PlainFile] = ()) -> di
     """Sync files as `PlainFile.sync` does. Return the errors of the files that failed. Files whose writing begins
     together share commits of the file system's journal. `others`: files whose writing begins, too.
     """
-    errors = dict[PlainFile, SymError]()
-    for each in others:
-        each.begin_writing()
-    for file, opened in [(each, each.begin_writing()) for each in files]:
+    errors, opened = dict[PlainFile, SymError](), dict[PlainFile, Descriptor | None]()
+    for each in (*others, *files):
         try:
-            file.sync(opened)
+            opened[each] = each.begin_writing()
         except SymError as error:
-            errors[file] = error
+            errors[each] = error
+    for each in files:
+        try:
+            if each not in errors:
+                each.sync(opened.pop(each))
+        except SymError as error:
+            errors[each] = error
     return errors

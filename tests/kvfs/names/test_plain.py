@@ -311,6 +311,20 @@ def test_files_that_are_synced_together_fail_alone(tmp_path: Path, trouble: Trou
     assert trouble.calls.count("begin_writing") == 3
 
 
+@pytest.mark.parametrize("call", ["begin_writing", "fdatasync"])
+def test_bytes_that_the_disk_has_refused_are_in_doubt_even_if_it_takes_the_next(
+    tmp_path: Path, trouble: TroubledDisk, call: str
+) -> None:
+    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
+    file.write_at(0, WHOLE)
+    trouble.fail(call, errno.ENOSPC)
+    assert sync_all([file])[file].errno == errno.ENOSPC
+    trouble.mend()
+    assert sync_all([file])[file].errno == errno.EIO
+    file.write_at(0, WHOLE)
+    assert sync_all([file]) == {}
+
+
 # Removed
 
 
