@@ -11,7 +11,7 @@ size, or the smaller size if the call cuts the file. After the call, `size` is r
 overwrites bytes that were written later, and bytes that it wrote beyond the size are never shown.
 
 A new file of up to UNWRITTEN_BYTES needs no worker before its first sync: the worker of the sync makes the backing file
-and writes the bytes. The owner may change the bytes meanwhile. Then the worker writes them once more.
+and writes the bytes. A change meanwhile needs a worker, too, which waits for the first worker.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class PlainFile:
         stop = offset + len(data)
         with self._lock:
             old = self._unwritten
-            if old is None or self.is_gone or stop > UNWRITTEN_BYTES:
+            if old is None or self.is_gone or stop > UNWRITTEN_BYTES or self._opening.locked():
                 return 0
             if not self._disk.unwritten.takes(len(old), max(len(old), stop)):
                 return 0
@@ -520,35 +520,26 @@ class PlainFile:
         return made
 
     def _made(self, *, keep: bool) -> Descriptor:
-        """Make the backing file, and write the bytes that are in memory."""
+        """Make the backing file, and write the bytes that are in memory. Then they leave memory."""
         made = self._descriptor(os.O_CREAT)
         try:
-            while not self._wrote(made, keep=keep):
-                pass
+            with self._lock:
+                unwritten = self._unwritten  # only `discard` replaces it while `_opening` is locked
+            assert unwritten is not None
+            offset = 0
+            while offset < len(unwritten):
+                offset += self._disk.pwritev(made.number, [memoryview(unwritten)[offset:]], offset, 0)
+            with self._lock:
+                if self.is_gone:
+                    raise _removed()
+                self._disk.unwritten.takes(len(unwritten), 0)
+                self._unwritten = None
+                self._file = made if keep else None
         except OSError:
             with suppress(OSError):  # the next worker makes it again
                 self._disk.unlink(self.path)
             raise
         return made
-
-    def _wrote(self, made: Descriptor, *, keep: bool) -> bool:
-        """Write the bytes that are in memory into the backing file. Return whether the owner has not changed them
-        meanwhile. Then they leave memory.
-        """
-        unwritten = self._unwritten
-        assert unwritten is not None
-        offset = 0
-        while offset < len(unwritten):
-            offset += self._disk.pwritev(made.number, [memoryview(unwritten)[offset:]], offset, 0)
-        with self._lock:
-            if self.is_gone:
-                raise _removed()
-            if self._unwritten is not unwritten:
-                return False
-            self._disk.unwritten.takes(len(unwritten), 0)
-            self._unwritten = None
-            self._file = made if keep else None
-        return True
 
     def _failed(self, verb: str, error: OSError) -> SymError:
         code = errno.EIO if error.errno == errno.ENOENT else error.errno  # programs know no backing files
