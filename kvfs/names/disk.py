@@ -44,6 +44,10 @@ _HOW = struct.pack("=QQQ", os.O_RDWR | os.O_CLOEXEC, 0, _RESOLVE_CACHED)
 class Nowait:
     """Whether the system supports non-blocking calls. True until a call shows that it does not."""
 
+    is_local: bool = False
+    """Whether a non-blocking read has succeeded. Other file systems ask a server at each open, even if the kernel has
+    the name in memory.
+    """
     opens: bool = True
     reads: bool = True
     writes: bool = True

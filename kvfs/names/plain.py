@@ -220,6 +220,7 @@ class PlainFile:
             elif error.errno != errno.EAGAIN:
                 raise self._failed("read", error) from error
             return None
+        self._disk.nowait.is_local = True
         return memoryview(room) if count == wanted else None  # else the rest is only on disk, or does not exist
 
     def verified_nowait(self, start: int, stop: int) -> Verified | None:
@@ -500,7 +501,8 @@ class PlainFile:
     def _opened_nowait(self) -> Descriptor | None:
         """Return the descriptor as `_opened` does if that needs no wait; else return None."""
         nowait = self._disk.nowait
-        if self._file is not None or not nowait.opens or self._inherited_bytes is not None or not self.exists:
+        may_open = nowait.is_local and nowait.opens and self.exists and self._inherited_bytes is None
+        if self._file is not None or not may_open:
             return self._file
         try:
             return self._kept(Descriptor(self._removals, self._disk.open_nowait(self.path)))

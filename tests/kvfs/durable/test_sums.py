@@ -153,6 +153,7 @@ async def test_small_bytes_in_memory_are_verified_without_a_worker(tmp_path):
         programs = Programs(house)
         note = await programs.make(b"note", BYTES[:5000])
         plain_of(note).close()
+        disk.nowait.is_local = True
         assert await programs.read(note, 100, 1000) == BYTES[100:1100]
         assert plain_of(note).sums.is_verified(0, 5000)
         flip(backing(tmp_path), 5)

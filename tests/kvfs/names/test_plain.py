@@ -192,6 +192,7 @@ def an_unwritten_file(directory: Path, data: bytes = b"small", **calls: Callable
     calls_of: Any = calls
     disk = dataclasses.replace(Disk(), unwritten=Unwritten(), **calls_of)
     disk.unwritten.most_bytes = 1 << 20
+    disk.nowait.is_local = True
     file = PlainFile(directory, "1.1.plain", disk=disk)
     assert file.write_nowait(0, data) == len(data)
     return file
@@ -308,6 +309,28 @@ def test_files_that_are_synced_together_fail_alone(tmp_path: Path, trouble: Trou
     assert [(file, error.errno) for file, error in errors.items()] == [(files[1], errno.EIO)]
     assert [file.is_dirty for file in files] == [False, True, False]
     assert trouble.calls.count("begin_writing") == 3
+
+
+@pytest.mark.parametrize("is_offered", [True, False])
+def test_a_file_is_opened_at_once_where_a_read_was_possible_at_once(tmp_path: Path, *, is_offered: bool) -> None:
+    opened = list[Path]()
+
+    def preadv(fd: int, rooms: list[memoryview], offset: int, flags: int) -> int:
+        if flags and not is_offered:
+            raise OSError(errno.EOPNOTSUPP, "")
+        return os.preadv(fd, rooms, offset)
+
+    def open_nowait(path: Path) -> int:
+        opened.append(path)
+        return os.open(path, os.O_RDWR)
+
+    file = a_file(tmp_path, preadv=preadv, open_nowait=open_nowait)
+    assert file.read_nowait(0, 10) is None, "nothing is known of the file system"
+    file.read_at(0, 10)
+    assert (file.read_nowait(0, 10) == WHOLE[:10]) == is_offered
+    file.close()
+    assert (file.read_nowait(0, 10) == WHOLE[:10]) == is_offered
+    assert opened == [file.path] * is_offered
 
 
 @pytest.mark.parametrize("call", ["begin_writing", "fdatasync"])
