@@ -23,11 +23,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import islice, pairwise, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from typing import Any, Protocol, TypeAlias
 
 from kvfs.base.bell import Bell
-from kvfs.names.content import KvFile
+from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
 from kvfs.pages.accounts import AccountLimits
 
@@ -510,9 +510,11 @@ class Journal(Changes):
         """Remove from `noted` the inodes that are gone, or that have no large attributes in memory any more."""
         self.noted = dict.fromkeys(each for each in self.noted if each.xattrs.held_bytes and not is_gone(each))
 
-    def first_dirty(self, count: int) -> list[Inode]:
-        """Return the writable inodes that have been dirty longest."""
-        return list(islice((inode for inode in self.dirty if inode not in self.left_out), count))
+    def first_dirty(self, count: int, last: Container[Content | None] = frozenset()) -> list[Inode]:
+        """Return the writable inodes that have been dirty longest. Inodes with the contents in `last` come last."""
+        first = (each for each in self.dirty if each not in self.left_out and each.content not in last)
+        rest = (each for each in self.dirty if each not in self.left_out and each.content in last)
+        return list(islice(chain(first, rest), count))
 
 
 class _Counts:

@@ -356,10 +356,12 @@ class Keeper:
             return len(files) + num_changes_left() + len(self._inherited)
 
         before, mark, last_pass = -1, self._journal.num_passes, self._journal.last_dirty_pass
+        failed = set[Content | None]()
         while True:
-            error = await self._write_back()
+            error = await self._write_back(failed)
             self._is_full = error is not None and error.errno == errno.ENOSPC
-            left = await self._commit(num_left, others=OTHERS_A_CUT)  # even after an error, because removals make room
+            # even after an error, because removals make room, and other files can be written
+            left = await self._commit(num_left, others=OTHERS_A_CUT, is_apart=bool(failed))
             is_stuck = left == before and self._has_looked(mark) and self._journal.num_dirty_passes >= last_pass
             if error is not None and (not left or is_stuck):
                 raise error
@@ -601,15 +603,15 @@ class Keeper:
         missing = [self.pages_out.missing(kv, kv.table.length).size for kv in dirty if isinstance(kv, KvFile)]
         return sum(missing) * self._volume.pool.page_bytes
 
-    async def _write_back(self) -> SymError | None:
+    async def _write_back(self, failed: set[Content | None]) -> SymError | None:
         """Write some dirty files' bytes to disk, so that the next commit can take the files. Return the first error, or
-        None.
+        None. `failed`: contents that could not be written before, whose turn comes last; it gets those that fail now.
         """
-        contents = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT)]
+        contents = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT, failed)]
         waiting = self._cutter.unready(self._journal.first_operations())
         inherited = [self._inherited.popleft() for _ in range(min(len(self._inherited), OTHERS_A_CUT))]
         distinct = dict.fromkeys([*contents, *waiting, *inherited])
-        errors = await self._write_small(distinct, self._unwritten())
+        errors = await self._write_small(distinct, self._unwritten() if failed or self._journal.left_out else ())
         for content in distinct:
             if content not in errors:
                 try:
@@ -617,12 +619,11 @@ class Keeper:
                 except SymError as error:
                     errors[content] = error
         self._inherited += [each for each in inherited if each in errors and not each.sync_failed]
+        failed.update(errors)
         return next(iter(errors.values()), None)
 
     def _unwritten(self) -> list[PlainFile]:
         """Return files without a backing file that may hold up the next commit, if it overtakes operations."""
-        if not self._journal.left_out and not self._is_full:
-            return []
         changes = self._journal.first_operations(len(self._journal.operations))
         return [each for each in self._cutter.unready(changes) if isinstance(each, PlainFile) and not each.exists]
 

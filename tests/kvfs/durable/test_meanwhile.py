@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -142,6 +143,25 @@ async def test_small_new_files_stay_in_memory_only_while_the_disk_has_room_for_t
         await house.keeper.sync(house.make_plain("other", b"small"))
         await house.keeper.jobs.idle()
         assert plain_of(house.make_plain("last", b"small")).exists
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EDQUOT, errno.ENOSPC])
+async def test_small_files_that_the_disk_does_not_take_hold_up_no_others(tmp_path, code):
+    refused = set[str]()
+
+    def refusing(path: Path, flags: int) -> int:
+        if path.name in refused:
+            raise OSError(code, os.strerror(code))
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    names = [f"/{number:03}" for number in range(4 * OTHERS_A_CUT)]
+    async with running(House(tmp_path, disk=Disk(open=refusing))) as house:
+        for number, name in enumerate(names):
+            note = house.make_plain(name[1:], b"small")
+            if number % 3 == 0:
+                refused.add(plain_of(note).name)
+        assert await house.keeper.drain() == names[::3]
+    assert names_after(tmp_path) == [name for number, name in enumerate(names) if number % 3]
 
 
 async def test_files_without_a_name_leave_memory(tmp_path):
