@@ -136,7 +136,7 @@ class Cutter:
 
     def is_ready(self, put: NamePut) -> bool:
         """Return whether a put may be committed: its file can be written, and the entries that the file had at the time
-        of the put are on disk. A plain file has a backing file with its bytes.
+        of the put are on disk. The bytes of a small new plain file are on disk, too.
         """
         if put.after in self._journal.left_out or (put.after is not None and _is_unwritten(put.after)):
             return False
@@ -505,13 +505,13 @@ class Cutter:
 
 
 def _is_unwritten(inode: Inode) -> bool:
-    """Whether the row of an inode would show an empty file after a crash, because its bytes are in memory alone."""
+    """Whether the row of an inode would show an empty file after a crash, because its bytes are only in memory."""
     return bool(inode.names) and _is_in_memory(inode)
 
 
 def _is_in_memory(inode: Inode) -> bool:
     content = inode.content
-    return isinstance(content, PlainFile) and bool(content.size) and not content.exists
+    return isinstance(content, PlainFile) and bool(content.size) and not content.is_written
 
 
 def _by_identity(slots: Sequence[tuple[int, IntArray]]) -> Iterator[tuple[int, IntArray]]:

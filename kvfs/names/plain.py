@@ -96,6 +96,7 @@ class PlainFile:
         "changes",
         "charged",
         "gaps",
+        "is_first_sync",
         "is_gone",
         "is_lost",
         "size",
@@ -145,6 +146,8 @@ class PlainFile:
         self._file: Descriptor | None = None
         self._unwritten: bytes | None = b""
         """All bytes of a file that has no backing file; None: there is a backing file. `_lock` guards changes."""
+        self.is_first_sync = False
+        """Whether the sync that has made the backing file is under way."""
         self._inherited_bytes: int | None = None
         """Size of a file from an earlier daemon, until the backing file is cut to this size; else None."""
         self.is_gone = False
@@ -194,6 +197,11 @@ class PlainFile:
     def exists(self) -> bool:
         """Whether there is a backing file."""
         return self._unwritten is None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a name may lead to the bytes: there is a backing file, and the sync that made it is over."""
+        return self.exists and (not self.is_first_sync or self.sync_failed)
 
     @property
     def path(self) -> Path:
@@ -403,6 +411,7 @@ class PlainFile:
                     self._doubtful = range(self.size)
                     raise self._failed("sync", error) from error
             self._synced = seen
+            self.is_first_sync = False
 
     def begin_writing(self) -> Descriptor | None:
         """Begin to write the bytes to the disk, so that a later `sync` takes less time. Return the descriptor; None:
@@ -535,6 +544,7 @@ class PlainFile:
                 if self.is_gone:
                     raise _removed()
                 self._disk.unwritten.takes(len(unwritten), 0)
+                self.is_first_sync = not keep
                 self._unwritten = None
                 self._file = made if keep else None
         except OSError:
@@ -574,6 +584,8 @@ def sync_all(files: Sequence[PlainFile], others: Sequence[PlainFile] = ()) -> di
             opened[each] = each.begin_writing()
         except SymError as error:
             errors[each] = error
+    for each in others:
+        each.is_first_sync = each.is_first_sync and each in files
     for each in files:
         try:
             if each not in errors:

@@ -24,6 +24,7 @@ from kvfs.mount.nodes import Nodes
 from kvfs.mount.open_files import OpenFiles
 from kvfs.names.disk import BLOCK_BYTES, Disk
 from libsym.errors import SymError
+from tests.kvfs.disks import TroubledDisk
 from tests.kvfs.durable.house import ROOT, House, held, names_after, plain_of, running
 
 
@@ -162,6 +163,23 @@ async def test_small_files_that_the_disk_does_not_take_hold_up_no_others(tmp_pat
                 refused.add(plain_of(note).name)
         assert await house.keeper.drain() == names[::3]
     assert names_after(tmp_path) == [name for number, name in enumerate(names) if number % 3]
+
+
+async def test_a_commit_during_the_first_sync_of_a_file_leaves_its_name_to_the_next(tmp_path):
+    trouble = TroubledDisk()
+    async with running(House(tmp_path, disk=trouble.disk)) as house:
+        config, root = house.make_plain("config", b"old"), house.tree.root
+        await house.keeper.sync(config)
+        new = house.make_plain("new", b"new")
+        house.tree.rename(root, b"new", root, b"config", 0)
+        trouble.stall("fdatasync", whose=plain_of(new).name)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(house.keeper.sync_all)
+            await trio.to_thread.run_sync(trouble.entered.acquire)
+            await house.keeper.sync(house.make_plain("other"))
+            assert not house.keeper._cutter.known.get(new.number), "a power cut would leave zeros"
+            trouble.go_on()
+        assert house.keeper._cutter.known[new.number].backing == plain_of(new).number
 
 
 async def test_files_without_a_name_leave_memory(tmp_path):
