@@ -343,8 +343,8 @@ class Cutter:
         return known is not None and (bool(known.num_names) or inode.parent is inode)
 
     def _gains(self, cut: Cut, inode: Inode) -> bool:
-        """Whether a commit of a dirty inode would add anything to the index, or would forget the inode. On a full disk many dirty inodes only wait
-        until their entries are on disk.
+        """Whether a commit of a dirty inode would add anything to the index, or would forget the inode. On a
+        full disk many dirty inodes only wait until their entries are on disk.
         """
         if _is_in_memory(inode):
             return False  # nor is it forgotten without a name, because the write-back has to free the memory
