@@ -2,14 +2,18 @@
 """Measure the CPU step and other engines with the same model, in turns.
 
     .venv/bin/python scripts/bench/decoder.py [--precision float32,bf16,int8,int4] [--peers DIR] [--only NAME,...]
-        [--cases prefill-512,b1,...] [--rounds 5] [--tries 6] [--roofline] [--threads N] [--isa ISA] [--quick]
-        [--json]
+        [--cases prefill-512,b1,...] [--rounds 5] [--tries 6] [--before TREE] [--roofline] [--threads N] [--isa ISA]
+        [--quick] [--json]
 
-With --peers the run includes the engines that were set up in DIR as scripts/bench/peers/README.md says. Each engine is
-a process that lives through the run, and is stopped (SIGSTOP) while others have their turn. Every round measures every
-case on every engine, one after the other, with the same random tokens. A figure is the median over the rounds, and a
-ratio is the median of the ratios of single rounds. The time of a decode does not include its prompt. A measurement is
-repeated if other processes used more than 6 % of the cores during it.
+With --before the run includes the decoder of another checkout, and with --peers the engines that were set up in DIR as
+scripts/bench/peers/README.md says. Each engine is a process that lives through the run, and is stopped (SIGSTOP) while
+others have their turn. Every round measures every case on every engine, one after the other, with the same random
+tokens. A figure is the median over the rounds, and a ratio is the median of the ratios of single rounds. The time of a
+decode does not include its prompt. A measurement is repeated if other processes used more than 6 % of the cores during
+it.
+
+The floor of a step is the least time that the machine's limits allow for its products, its attention and the bytes that
+it reads. The limits are measured before each case of each round, because the speed of a machine drifts.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 from engines import Side, Spec, our_specs, peer_specs
 from harness import Others, arguments, least_disturbed, processor, ratio, rotated
 from limits import Limits, Meter
-from roofline import parts, table
+from roofline import Part, parts, table
 
 QUIET = 0.06
 """Share of the cores that other processes may use during a measurement."""
@@ -54,6 +58,10 @@ class Case:
     @property
     def tokens(self) -> int:
         return self.repeats * self.batch * (self.decodes or self.prompt)
+
+    @property
+    def steps(self) -> int:
+        return self.repeats * max(1, self.decodes)
 
     def requests(self, seed: str) -> list[dict[str, Any]]:
         """Return requests with prompts that no engine has seen, so that no cache of an earlier run helps."""
@@ -90,9 +98,11 @@ class Sample:
     seconds: float
     others: float
     answers: list[dict[str, Any]]
+    limits: Limits
+    """Limits of the machine just before the measurement."""
 
 
-def measure(side: Side, case: Case, seed: str, options: argparse.Namespace) -> Sample:
+def measure(side: Side, case: Case, seed: str, limits: Limits, options: argparse.Namespace) -> Sample:
     """Return the first undisturbed measurement, or the least disturbed one."""
     tries = itertools.count()
 
@@ -101,7 +111,7 @@ def measure(side: Side, case: Case, seed: str, options: argparse.Namespace) -> S
         with side.running():
             others = Others(side.pids())
             answers = [side.ask(request) for request in requests]
-            return Sample(sum(answer["seconds"] for answer in answers), others.share(), answers)
+            return Sample(sum(answer["seconds"] for answer in answers), others.share(), answers, limits)
 
     best = least_disturbed(once, options)
     speed, note = case.tokens / best.seconds, f"others {best.others:.0%}, {next(tries)} tries"
@@ -113,22 +123,19 @@ Samples = dict[str, dict[str, list[Sample]]]
 """Samples by case, then by side."""
 
 
-def measure_all(
-    sides: list[Side], cases: list[Case], meter: Meter, options: argparse.Namespace
-) -> tuple[Samples, Limits]:
+def measure_all(sides: list[Side], cases: list[Case], options: argparse.Namespace) -> Samples:
+    meter = Meter()
     for case in cases:
         for side in sides:
             if "llamacpp" not in side.spec.name:  # its tools start again and warm up in each measurement
                 measure_once(side, case)
     samples: Samples = {case.name: {side.spec.name: [] for side in sides} for case in cases}
-    limits: list[Limits] = []
     for number in range(options.rounds):
-        limits.append(meter.limits(options.threads))
         for case in cases:
+            limits = meter.limits(options.threads)
             for side in rotated(sides, number):
-                samples[case.name][side.spec.name].append(measure(side, case, f"round {number}", options))
-    read = statistics.median(each.read for each in limits)
-    return samples, Limits(read, {name: max(each.ops[name] for each in limits) for name in limits[0].ops})
+                samples[case.name][side.spec.name].append(measure(side, case, f"round {number}", limits, options))
+    return samples
 
 
 def measure_once(side: Side, case: Case) -> None:
@@ -154,14 +161,16 @@ def speeds(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
 
 
 def ratios(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
-    """Compare each of our decoders with the fastest peer of the same precision, and with the fastest peer of any
-    precision.
+    """Compare each of our decoders with the decoder of the other checkout, with the fastest peer of the same precision,
+    and with the fastest peer of any precision.
     """
-    peers = [side.spec for side in sides if not is_ours(side)]
+    peers = [side.spec for side in sides if not is_ours(side) and not is_before(side)]
+    before = [side.spec for side in sides if is_before(side)]
     lines = [f"| ours to | {' | '.join(case.name for case in cases)} |", "|---" * (len(cases) + 1) + "|"]
     for side in filter(is_ours, sides):
         precision = side.spec.precision
         for what, among in (
+            ("before", [spec for spec in before if spec.precision == precision]),
             (f"best {precision}", [peer for peer in peers if peer.precision == precision]),
             ("best of any precision", peers),
         ):
@@ -181,6 +190,10 @@ def is_ours(side: Side) -> bool:
     return side.spec.name.startswith("ours-")
 
 
+def is_before(side: Side) -> bool:
+    return side.spec.name.startswith("before-")
+
+
 def loadings(sides: list[Side]) -> list[str]:
     lines = ["| loading | seconds |", "|---|---|"]
     return lines + [f"| {side.spec.name} ({side.about['engine']}) | {side.about['seconds']:.2f} |" for side in sides]
@@ -192,18 +205,44 @@ def phase_seconds(sample: Sample) -> dict[str, float]:
     return {name: sum(answer["phases"][name] for answer in sample.answers) for name in names}
 
 
-def rooflines(sides: list[Side], cases: list[Case], samples: Samples, limits: Limits) -> list[str]:
-    lines = []
+def parts_of(side: Side, case: Case) -> dict[str, Part]:
+    """Return the parts of one step of a case, with their bytes and operations."""
+    return parts(
+        side.about,
+        side.spec.precision,
+        batch=case.batch,
+        prefix=case.prefix,
+        prompt=case.prompt,
+        decodes=case.decodes,
+    )
+
+
+def shares(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
+    """Return a table of the time of a step, its floor, and the share of its time that the floor is."""
+    head = f"| ms a step, floor, share | {' | '.join(case.name for case in cases)} |"
+    lines = [head, "|---" * (len(cases) + 1) + "|"]
+    for side in (side for side in sides if is_ours(side) or is_before(side)):
+        row = []
+        for case in cases:
+            each = parts_of(side, case).values()
+            times_s, floors_s = [], []
+            for sample in samples[case.name][side.spec.name]:
+                times_s.append(sum(phase_seconds(sample).values()) / case.steps)
+                floors_s.append(sum(part.floor(sample.limits) for part in each))
+            time_s, floor_s = statistics.median(times_s), statistics.median(floors_s)
+            row.append(f"{time_s * 1e3:.2f}, {floor_s * 1e3:.2f}, {ratio(floors_s, times_s):.0%}")
+        lines.append(f"| {side.spec.name} | {' | '.join(row)} |")
+    return lines
+
+
+def rooflines(sides: list[Side], cases: list[Case], samples: Samples) -> list[str]:
+    lines = ["", *shares(sides, cases, samples)]
     for side in filter(is_ours, sides):
-        about, precision = side.about, side.spec.precision
         for case in cases:
             median = sorted(samples[case.name][side.spec.name], key=lambda sample: sample.seconds)
-            phases = phase_seconds(median[len(median) // 2])
-            each = parts(
-                about, precision, batch=case.batch, prefix=case.prefix, prompt=case.prompt, decodes=case.decodes
-            )
+            sample = median[len(median) // 2]
             lines += ["", f"{side.spec.name}, {case.name}:", ""]
-            lines += table(each, phases, case.repeats * max(1, case.decodes), limits)
+            lines += table(parts_of(side, case), phase_seconds(sample), case.steps, sample.limits)
     return lines
 
 
@@ -221,22 +260,27 @@ def agreement(sides: list[Side], samples: Samples) -> dict[str, float]:
     return {name: sum(equal) / len(equal) for name, equal in pairs.items() if equal}
 
 
-def conditions(threads: int, rounds: int, samples: Samples, limits: Limits) -> list[str]:
-    shares = [row.others for found in samples.values() for rows in found.values() for row in rows]
+def conditions(threads: int, rounds: int, samples: Samples) -> list[str]:
+    every = [row for found in samples.values() for rows in found.values() for row in rows]
+    shares = [row.others for row in every]
     loud = sum(share > QUIET for share in shares)
-    rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in limits.ops.items())
+    read = statistics.median(row.limits.read for row in every)
+    rates = ", ".join(
+        f"{name} {statistics.median(row.limits.ops[name] for row in every) / 1e9:.0f}" for name in every[0].limits.ops
+    )
     return [
         f"{processor()}, {threads} threads, medians of {rounds} rounds.",
-        f"Reads {limits.read / 1e9:.1f} GB/s; G operations/s: {rates}.",
+        f"Reads {read / 1e9:.1f} GB/s; G operations/s: {rates}.",
         f"Others took at most {max(shares):.0%} of the cores, more than {QUIET:.0%} in {loud} of {len(shares)}.",
     ]
 
 
 def chosen(options: argparse.Namespace) -> list[Spec]:
     """Return the decoders to measure."""
-    specs = our_specs(
-        options.model, [name for name in options.precision.split(",") if name], options.threads, options.isa
-    )
+    precisions = [name for name in options.precision.split(",") if name]
+    specs = our_specs(options.model, precisions, options.threads, options.isa)
+    if options.before:
+        specs += our_specs(options.model, precisions, options.threads, options.isa, options.before)
     specs += peer_specs(options.peers, options.threads) if options.peers else []
     return [spec for spec in specs if any(part in spec.name for part in options.only.split(","))]
 
@@ -244,6 +288,7 @@ def chosen(options: argparse.Namespace) -> list[Spec]:
 def main() -> None:
     parser = arguments(
         __doc__,
+        before=Path,
         peers=(Path, "directory that peers/README.md's steps have filled"),
         precision=(",".join(PRECISIONS), "precisions of our decoder; empty: only the peers"),
         only=("", "names of measured engines, or parts of these names"),
@@ -255,7 +300,7 @@ def main() -> None:
         threads=len(os.sched_getaffinity(0)),
         model=("smollm2", "without --peers: any that symphony serves"),
         isa=("", "instruction set of our decoder; default: the best here"),
-        roofline=(False, "also what bounds each part of our step"),
+        roofline=(False, "also the floor of each step, and what bounds each part"),
         quick=(False, "the tiny model in float32 and bf16, two cases, one round, nothing beside"),
         json=False,
     )
@@ -273,28 +318,27 @@ def main() -> None:
         parser.error("--model: the peers are set up with smollm2")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SIGTERM, like Ctrl-C, ends the engines first
-    meter = Meter()
     sides: list[Side] = []
     with tempfile.TemporaryDirectory(prefix="symphony-bench-") as logs:
         try:
             for spec in specs:
                 sides.append(Side(spec, Path(logs)))
                 print(f"{spec.name}: loaded in {sides[-1].about['seconds']:.1f} s", file=sys.stderr)
-            samples, limits = measure_all(sides, cases, meter, options)
+            samples = measure_all(sides, cases, options)
         finally:
             for side in sides:
                 side.close()
-    lines = conditions(options.threads, options.rounds, samples, limits)
+    lines = conditions(options.threads, options.rounds, samples)
     equal = ", ".join(f"{name} {share:.0%}" for name, share in agreement(sides, samples).items())
     lines.append(f"First tokens as {sides[0].spec.name} chose them: {equal}.")
     for block in (speeds(sides, cases, samples), ratios(sides, cases, samples), loadings(sides)):
         lines += ["", *block] if block else []
     if options.roofline:
-        lines += rooflines(sides, cases, samples, limits)
+        lines += rooflines(sides, cases, samples)
     print("\n".join(lines))
     if options.json:
         found = {case: {name: list(map(asdict, rows)) for name, rows in each.items()} for case, each in samples.items()}
-        print(json.dumps({"about": lines[:4], "limits": asdict(limits), "samples": found}))
+        print(json.dumps({"about": lines[:4], "samples": found}))
 
 
 if __name__ == "__main__":

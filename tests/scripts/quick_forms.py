@@ -86,6 +86,7 @@ FORMS = {
         (
             r"Reads [\d.]+ GB/s; G operations/s: .*fma ",
             *(rf"\| ours-{each} \| \d+ \| \d+ \|" for each in ("float32", "bf16")),
+            *(rf"\| ours-{each} \| [\d.]+, [\d.]+, \d+% \|" for each in ("float32", "bf16")),
             r"\| all \| [\d.]+ \| [\d.]+ \| [\d.]+ \| \| [\d.]+ \| \d+% \|",
         ),
         (r"\| (?!all)\S+ \|.*", r"took at most.*"),

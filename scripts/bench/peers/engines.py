@@ -26,10 +26,16 @@ class Spec:
     command: tuple[str, ...]
 
 
-def our_specs(model: str, precisions: list[str], threads: int, isa: str) -> list[Spec]:
-    driver = str(HERE / "drive_ours.py")
+def our_specs(model: str, precisions: list[str], threads: int, isa: str, before: Path | None = None) -> list[Spec]:
+    """Return our decoders, or those of the checkout `before`."""
+    python, here = (before / ".venv/bin/python", before / "scripts/bench/peers") if before else (sys.executable, HERE)
+    name = "before" if before else "ours"
     return [
-        Spec(f"ours-{precision}", precision, (sys.executable, driver, model, precision, str(threads), isa))
+        Spec(
+            f"{name}-{precision}",
+            precision,
+            (str(python), str(here / "drive_ours.py"), model, precision, str(threads), isa),
+        )
         for precision in precisions
     ]
 
