@@ -272,6 +272,7 @@ const struct kernels T(kernels) = {
     .rms_norm = FN(rms_norm),
     .prepare = FN(prepare),
     .to_bfloat16 = FN(to_bfloat16),
+    .rotate = FN(rotate),
     .attend = FN(attend),
     .merge = FN(merge),
     .finish = FN(finish),

@@ -6,17 +6,25 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+#define HUGE_PAGE ((size_t)2 << 20)
 
 int regrow(void *memory, size_t bytes) {
     void *old, *new = NULL;
     memcpy(&old, memory, sizeof old);
     free(old);
-    bytes = (bytes + 63) / 64 * 64 + 64;
-    int error = posix_memalign(&new, 64, bytes);
-    if (error)
+    /* Rows of activations are about a page apart, so small pages would cost a page walk for each row. */
+    const size_t unit = bytes > HUGE_PAGE / 2 ? HUGE_PAGE : 64;
+    bytes = (bytes + 64 + unit - 1) / unit * unit;
+    int error = posix_memalign(&new, unit, bytes);
+    if (error) {
         new = NULL;
-    else
+    } else {
+        if (unit == HUGE_PAGE)
+            madvise(new, bytes, MADV_HUGEPAGE); /* advice: a kernel without huge pages refuses it */
         memset(new, 0, bytes);
+    }
     memcpy(memory, &new, sizeof new);
     return error;
 }

@@ -35,21 +35,41 @@ OP void FN(step)(const int format, VEC acc[][2], const int rows, const int vecto
     }
 }
 
-/* acc[rows][vectors] += a[rows, steps] . b[steps, 16 * vectors]; strides are in bytes. `ahead`, unless null, points to
- * data that will be read later. Each step prefetches `pace` bytes of this data (at most two cache lines). */
+/* acc[rows][vectors] += a[rows, steps] . b[steps, 16 * vectors]; strides are in bytes. If `fetch`, each step prefetches
+ * `pace` bytes of the data `ahead` (at most two cache lines), which will be read later. */
 OP void FN(tile)(const int format, VEC acc[][2], const int rows, const int vectors, long steps, const char *a,
-                 long a_stride, const char *b, long b_stride, const char *ahead, long pace) {
-    for (long i = 0; i < steps; i++, a += 4, b += b_stride) {
-        VEC b0 = FN(load)((const float *)b), b1 = b0;
+                 long a_stride, const char *b, long b_stride, const int fetch, const char *ahead, long pace) {
+    for (long i = 0; i < steps; i++, a += 4, b += b_stride, ahead += fetch ? pace : 0) {
+        VEC b0 = FN(load_once)((const float *)b), b1 = b0;
         if (vectors == 2)
-            b1 = FN(load)((const float *)(b + 64));
-        if (ahead) {
-            __builtin_prefetch(ahead + i * pace, 0, 2);
+            b1 = FN(load_once)((const float *)(b + 64));
+        if (fetch) {
+            __builtin_prefetch(ahead, 0, 2);
             if (pace > 64)
-                __builtin_prefetch(ahead + i * pace + 64, 0, 2);
+                __builtin_prefetch(ahead + 64, 0, 2);
         }
         FN(step)(format, acc, rows, vectors, a, a_stride, b0, b1);
     }
+}
+
+/* The same for tiles of attention, which have few steps. Four steps at a time prefetch one cache line of `ahead`, unless
+ * it is null. */
+OP void FN(short_tile)(const int format, VEC acc[][2], const int rows, const int vectors, long steps, const char *a,
+                       long a_stride, const char *b, long b_stride, const char *ahead) {
+    for (; rows > 3 && steps >= 4; steps -= 4) { /* unrolled low tiles were slower */
+        if (ahead) {
+            __builtin_prefetch(ahead, 0, 2);
+            ahead += 64;
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++, a += 4, b += b_stride) {
+            VEC b0 = FN(load_once)((const float *)b), b1 = b0;
+            if (vectors == 2)
+                b1 = FN(load_once)((const float *)(b + 64));
+            FN(step)(format, acc, rows, vectors, a, a_stride, b0, b1);
+        }
+    }
+    FN(tile)(format, acc, rows, vectors, steps, a, a_stride, b, b_stride, 0, NULL, 0);
 }
 
 /* Return the rows of the next tile if `left` rows remain. The number of tiles is minimal, and they are about equal in
@@ -76,10 +96,10 @@ OP long FN(tile_rows)(long left, long most) {
 
 #define LOG2_E 1.44269504f
 
-/* Return 2^x, with a relative error below 1e-7. The result is 0 if x is -infinity or too small for a float. 2^0 is
- * exactly 1. A NaN stays a NaN. */
-OP VEC FN(exp2)(VEC x) {
-    x = FN(min)(FN(splat)(127.0f), FN(max)(FN(splat)(-200.0f), x));
+/* Return 2^x for x up to 127, with a relative error below 1e-7. The result is 0 if x is -infinity or too small for a
+ * float. 2^0 is exactly 1. A NaN stays a NaN. */
+OP VEC FN(exp2_up_to_127)(VEC x) {
+    x = FN(max)(FN(splat)(-200.0f), x);
     VEC n = FN(round)(x), r = FN(sub)(x, n);
     VEC p = FN(splat)(1.5403530393e-4f);
     p = FN(fma)(p, r, FN(splat)(1.3333558146e-3f));
@@ -91,7 +111,7 @@ OP VEC FN(exp2)(VEC x) {
     return FN(times_power_of_two)(p, n);
 }
 
-OP VEC FN(exp)(VEC x) { return FN(exp2)(FN(mul)(x, FN(splat)(LOG2_E))); }
+OP VEC FN(exp)(VEC x) { return FN(exp2_up_to_127)(FN(min)(FN(splat)(127.0f), FN(mul)(x, FN(splat)(LOG2_E)))); }
 
 OP void FN(put)(float *out, VEC x, long room) {
     if (room >= 16) {
@@ -119,8 +139,24 @@ OP VEC FN(activate)(enum activation activation, VEC x) {
     return FN(mul)(FN(mul)(FN(splat)(0.5f), x), FN(add)(one, FN(tanh)(inner)));
 }
 
+OP char *FN(out_row)(const struct product *p, long row) {
+    return p->out ? (char *)p->out + row * p->out_stride : (char *)p->out_rows[row];
+}
+
+/* Prefetch the outputs of a tile, while the tile is computed. */
+OP void FN(fetch_outputs)(const struct product *p, long panel, long row, const int rows) {
+    if (rows < 5)
+        return; /* a small batch has its outputs in the cache, and waits for weights */
+    const long bytes = p->epilogue != GATED ? 4 * PANEL : p->narrow_out ? PANEL : 2 * PANEL;
+    for (int r = 0; r < rows; r++) {
+        const char *to = FN(out_row)(p, row + r) + panel * bytes;
+        __builtin_prefetch(to, 1);
+        __builtin_prefetch(to + bytes - 1, 1);
+    }
+}
+
 OP void FN(epilogue)(const struct product *p, long panel, long row, VEC a, VEC b) {
-    char *out = p->out ? (char *)p->out + row * p->out_stride : (char *)p->out_rows[row];
+    char *out = FN(out_row)(p, row);
     if (p->epilogue == GATED) {
         VEC gated = FN(mul)(FN(activate)(p->activation, a), b);
         if (p->narrow_out)
@@ -150,16 +186,17 @@ OP void FN(epilogue)(const struct product *p, long panel, long row, VEC a, VEC b
 /* Compute a product with weights in float32 or bfloat16. */
 OP void FN(product_numbers)(const int format, const struct product *p, long panel, long first, long last) {
     long steps = format == SYM_FLOAT32 ? p->w->k : p->w->k / 2;
-    const char *b = p->w->data + panel * steps * STEP, *ahead = b + steps * STEP;
+    const char *b = p->w->data + panel * steps * STEP, *ahead = p->ahead;
     long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS); /* each tile prefetches part of the next panel */
     while (first < last) {
         long rows = FN(tile_rows)(last - first, TILE_ROWS);
         const char *a = p->a + first * p->a_stride;
         FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
+            FN(fetch_outputs)(p, panel, first, ROWS);
             for (int r = 0; r < ROWS; r++)
                 acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL, pace);
+            FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1, ahead, pace);
             for (int r = 0; r < ROWS; r++)
                 FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
         })
@@ -195,7 +232,7 @@ OP VEC FN(group_start)(const int format, const int has_mins, const struct group_
 
 OP void FN(product_rotated)(const struct product *p, long panel, long first, long last) {
     long steps = p->w->k / 4, bytes = steps * STEP + PANEL * 8;
-    const char *b = p->w->data + panel * bytes, *ahead = b + bytes;
+    const char *b = p->w->data + panel * bytes, *ahead = p->ahead;
     const float *scales = (const float *)(b + steps * STEP);
     long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS);
     VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16), z0 = FN(load)(scales + PANEL),
@@ -205,12 +242,13 @@ OP void FN(product_rotated)(const struct product *p, long panel, long first, lon
         const char *a = p->a + first * p->a_stride, *info = a + p->w->k;
         FOR_ROWS(rows, TILE_ROWS, {
             VEC acc[ROWS][2];
+            FN(fetch_outputs)(p, panel, first, ROWS);
             for (int r = 0; r < ROWS; r++) {
                 VEC less = FN(splat)(WORD(info + r * p->a_stride + offsetof(struct group_info, offset4)));
                 acc[r][0] = FN(mul_int)(less, z0);
                 acc[r][1] = FN(mul_int)(less, z1);
             }
-            FN(tile)(SYM_CODES8, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1 ? ahead : NULL, pace);
+            FN(tile)(SYM_CODES8, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1, ahead, pace);
             for (int r = 0; r < ROWS; r++) {
                 VEC scale = FN(splat)(((const struct group_info *)(info + r * p->a_stride))->scale);
                 VEC x = FN(mul)(FN(mul)(FN(from_int)(acc[r][0]), d0), scale);
@@ -237,12 +275,13 @@ OP void FN(product_codes)(const int format, const int has_mins, const struct pro
     VEC unit = FN(splat)(CODE_UNIT);
     long pace =
         last - first > 1 ? bytes / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63 : 0; /* bytes for each group */
-    const char *ahead = base + groups * bytes;
+    const char *ahead = p->ahead;
     while (first < last) {
         long rows = FN(tile_rows)(last - first, CODE_ROWS);
         const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = base;
         FOR_ROWS(rows, CODE_ROWS, {
             VEC total[ROWS][2];
+            FN(fetch_outputs)(p, panel, first, ROWS);
             for (int r = 0; r < ROWS; r++)
                 total[r][0] = total[r][1] = FN(splat)(0.0f);
             for (long g = 0; g < groups; g++, b += bytes, info += sizeof(struct group_info)) {
@@ -331,6 +370,25 @@ static void FN(prepare_codes)(const float *x, long n, char *to) {
 /* Stage s of a Hadamard transform of sixteen lanes, which combines lanes i and i ^ s. */
 #define LANE_STAGE(x, s, signs) FN(fma)(x, FN(load)(signs), FN(swap)(x, s))
 
+/* Multiply the rows of x [odd][power] by the matrix `mix` [odd][odd], in place. With a small constant for `odd`, all
+ * sums of sixteen columns are in registers. */
+OP void FN(mix)(const long odd, const float *mix, long power, float *x) {
+    for (long j = 0; j < power; j += 16) {
+        VEC column[SYM_MAX_MIX];
+#pragma GCC unroll 9
+        for (long o = 0; o < odd; o++)
+            column[o] = FN(load)(x + o * power + j);
+#pragma GCC unroll 9
+        for (long o = 0; o < odd; o++) {
+            VEC sum = FN(splat)(0.0f);
+#pragma GCC unroll 9
+            for (long i = 0; i < odd; i++)
+                sum = FN(fma)(column[i], FN(splat)(mix[o * odd + i]), sum);
+            FN(store)(x + o * power + j, sum);
+        }
+    }
+}
+
 /* out = R x, without the factor 1 / sqrt(power), which the caller puts into the scale. */
 OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *out) {
     static const float signs[4][16] = {
@@ -355,16 +413,23 @@ OP void FN(rotate_inputs)(const sym_matrix *m, const float *x, long n, float *ou
                 FN(store)(out + j, FN(add)(a, b));
                 FN(store)(out + j + half, FN(sub)(a, b));
             }
-    for (long j = 0; m->mix && j < power; j += 16) {
-        VEC column[SYM_MAX_MIX];
-        for (long o = 0; o < odd; o++)
-            column[o] = FN(load)(out + o * power + j);
-        for (long o = 0; o < odd; o++) {
-            VEC sum = FN(splat)(0.0f);
-            for (long i = 0; i < odd; i++)
-                sum = FN(fma)(column[i], FN(splat)(m->mix[o * odd + i]), sum);
-            FN(store)(out + o * power + j, sum);
-        }
+    if (!m->mix)
+        return;
+    switch (odd) {
+    case 3:
+        FN(mix)(3, m->mix, power, out);
+        break;
+    case 5:
+        FN(mix)(5, m->mix, power, out);
+        break;
+    case 7:
+        FN(mix)(7, m->mix, power, out);
+        break;
+    case 9:
+        FN(mix)(9, m->mix, power, out);
+        break;
+    default:
+        FN(mix)(odd, m->mix, power, out);
     }
 }
 
@@ -391,6 +456,21 @@ static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, cha
 static void FN(to_bfloat16)(const float *x, long n, uint16_t *to) {
     for (long i = 0; i < n; i += 16)
         FN(store_bfloat16)(to + i, FN(load)(x + i));
+}
+
+static void FN(rotate)(const float *x, const float *cosines, long half, float *out) {
+    const float *sines = cosines + half;
+    long i = 0;
+    for (; i + 16 <= half; i += 16) {
+        VEC a = FN(load)(x + i), b = FN(load)(x + i + half), c = FN(load)(cosines + i), s = FN(load)(sines + i);
+        FN(store)(out + i, FN(sub)(FN(mul)(a, c), FN(mul)(b, s)));
+        FN(store)(out + i + half, FN(add)(FN(mul)(b, c), FN(mul)(a, s)));
+    }
+    for (; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        out[i] = a * cosines[i] - b * sines[i];
+        out[i + half] = b * cosines[i] + a * sines[i];
+    }
 }
 
 static void FN(prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch) {
@@ -421,8 +501,11 @@ OP uint32_t FN(seen)(const struct attention *a, long row, long page) {
     return a->masks[row] ? bits & a->masks[row][page] : bits;
 }
 
-/* scores[vectors][BLOCK] = q . K block. The lanes are entries. */
-OP void FN(scores)(const int format, const struct attention *a, const char *k, float *scores) {
+/* Return whether so many query vectors share a block that its tiles can prefetch another block, a line at a time. */
+OP int FN(has_many)(const struct attention *a) { return a->rows * a->heads > 7 * TILE_ROWS; }
+
+/* scores[vectors][BLOCK] = q . K block. The lanes are entries. `ahead`, unless null, is a block to prefetch. */
+OP void FN(scores)(const int format, const struct attention *a, const char *k, float *scores, const char *ahead) {
     long vectors = a->rows * a->heads, steps = format == SYM_FLOAT32 ? a->head_dim : a->head_dim / 2;
     for (long first = 0; first < vectors;) {
         long rows = FN(tile_rows)(vectors - first, TILE_ROWS);
@@ -432,12 +515,13 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
             VEC acc[ROWS][2];
             for (int r = 0; r < ROWS; r++)
                 acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(format, acc, ROWS, 2, steps, q, steps * 4, k, STEP, NULL, 0);
+            FN(short_tile)(format, acc, ROWS, 2, steps, q, steps * 4, k, STEP, ahead);
             for (int r = 0; r < ROWS; r++) {
                 FN(store)(out + r * BLOCK, acc[r][0]);
                 FN(store)(out + r * BLOCK + 16, acc[r][1]);
             }
         })
+        ahead = ahead ? ahead + steps / 4 * 64 : NULL;
         first += rows;
     }
 }
@@ -445,59 +529,64 @@ OP void FN(scores)(const int format, const struct attention *a, const char *k, f
 /* Replace a block's scores by weights, in the pages' format. Entries that a row does not see may have any contents:
  * their scores are replaced before use. (If other rows of the unit see such an entry, its V is multiplied by zero for
  * this row. So computed and imported entries must be finite.) */
-OP void FN(weigh)(const int format, const struct attention *a, long first_page, long pages, float *scores, float *decay,
-                  float *max, float *sums) {
+OP void FN(weigh)(const int format, const int capped, const struct attention *a, long first_page, long pages,
+                  float *scores, float *decay, float *max, float *sums) {
     const float nothing = -__builtin_inff();
-    const float scale = a->softcap != 0 ? LOG2_E : a->scale * LOG2_E; /* weights are powers of 2 */
+    const float scale = capped ? LOG2_E : a->scale * LOG2_E; /* weights are powers of 2 */
+    const long vectors = a->rows * a->heads;
+    float *best = decay; /* the highest scores of this block, until the factors replace them */
     for (long row = 0; row < a->rows; row++) {
-        uint32_t seen[BLOCK_PAGES];
+        uint32_t seen[BLOCK_PAGES], every = 0xffffffffu;
         for (long j = 0; j < BLOCK_PAGES; j++)
-            seen[j] = j < pages ? FN(seen)(a, row, first_page + j) : 0;
+            every &= seen[j] = j < pages ? FN(seen)(a, row, first_page + j) : 0;
         for (long i = row * a->heads; i < (row + 1) * a->heads; i++) {
-            float *s = scores + i * BLOCK;
-            VEC x[BLOCK / 16], top = FN(splat)(nothing);
+            VEC top = FN(splat)(nothing);
 #pragma GCC unroll 8
             for (int j = 0; j < BLOCK / 16; j++) {
-                x[j] = FN(load)(s + 16 * j);
-                if (a->softcap != 0)
-                    x[j] = FN(capped)(FN(mul)(x[j], FN(splat)(a->scale)), a->softcap);
-                if (seen[j / 2] != 0xffffffffu)
-                    x[j] = FN(pick)(x[j], seen[j / 2] >> (j % 2 * 16) & 0xffff, nothing);
-                top = FN(max)(top, x[j]);
+                float *s = scores + i * BLOCK + 16 * j;
+                VEC x = FN(load)(s);
+                if (capped)
+                    x = FN(capped)(FN(mul)(x, FN(splat)(a->scale)), a->softcap);
+                if (every != 0xffffffffu)
+                    x = FN(pick)(x, seen[j / 2] >> (j % 2 * 16) & 0xffff, nothing);
+                if (capped || every != 0xffffffffu)
+                    FN(store)(s, x);
+                top = FN(max)(top, x);
             }
-            float best = FN(largest)(top) * scale, factor = 1;
-            if (best > max[i]) {
-                float lanes[16];
-                FN(store)(lanes, FN(exp2)(FN(splat)(max[i] - best)));
-                factor = lanes[0];
-                max[i] = best;
-            }
-            decay[i] = factor;
-            VEC base = FN(splat)(max[i] == nothing ? 0.0f : -max[i]), sum[BLOCK / 16];
-#pragma GCC unroll 8
-            for (int j = 0; j < BLOCK / 16; j++) {
-                sum[j] = FN(exp2)(FN(fma)(x[j], FN(splat)(scale), base));
-                if (format == SYM_FLOAT32)
-                    FN(store)(s + 16 * j, sum[j]);
-                else
-                    FN(store_bfloat16)((uint16_t *)s + 16 * j, sum[j]);
-            }
-#pragma GCC unroll 8
-            for (int width = BLOCK / 32; width; width /= 2)
-                for (int j = 0; j < width; j++)
-                    sum[j] = FN(add)(sum[j], sum[j + width]);
-            FN(store)(sums + i * 16, FN(fma)(FN(load)(sums + i * 16), FN(splat)(factor), sum[0]));
+            best[i] = FN(largest)(top) * scale;
         }
+    }
+    for (long i = 0; i < vectors; i++) {
+        float *s = scores + i * BLOCK, before = max[i], highest = best[i] > before ? best[i] : before;
+        VEC base = FN(splat)(highest == nothing ? 0.0f : -highest), sum[BLOCK / 16];
+        VEC factor = FN(exp2_up_to_127)(FN(add)(FN(splat)(before), base)); /* a branch would be mispredicted */
+        max[i] = highest;
+#pragma GCC unroll 8
+        for (int j = 0; j < BLOCK / 16; j++) {
+            sum[j] = FN(exp2_up_to_127)(FN(fma)(FN(load)(s + 16 * j), FN(splat)(scale), base));
+            if (format == SYM_FLOAT32)
+                FN(store)(s + 16 * j, sum[j]);
+            else
+                FN(store_bfloat16)((uint16_t *)s + 16 * j, sum[j]);
+        }
+#pragma GCC unroll 8
+        for (int width = BLOCK / 32; width; width /= 2)
+            for (int j = 0; j < width; j++)
+                sum[j] = FN(add)(sum[j], sum[j + width]);
+        FN(store)(sums + i * 16, FN(fma)(FN(load)(sums + i * 16), factor, sum[0]));
+        decay[i] = FN(first)(factor);
     }
 }
 
-/* value = value * decay + weights . V of `entries` entries. The lanes are dimensions. */
-OP void FN(values)(const int format, const struct attention *a, long first_page, long entries, const float *weights,
-                   const float *decay, float *value) {
+/* value = value * decay + weights . V of `entries` entries. The lanes are dimensions. Each page of V prefetches the page
+ * of K that lies a block further on, up to page `past`. */
+OP void FN(values)(const int format, const struct attention *a, long first_page, long entries, long past,
+                   const float *weights, const float *decay, float *value) {
     long vectors = a->rows * a->heads, per_step = format == SYM_FLOAT32 ? 1 : 2, row_bytes = 4 * a->head_dim;
+    long ahead_bytes = SYM_PAGE_ENTRIES / per_step / 4 * 64, fetched = 0; /* of each page */
     for (long first = 0; first < vectors;) {
         long rows = FN(tile_rows)(vectors - first, TILE_ROWS);
-        for (long d = 0; d < a->head_dim; d += 32) {
+        for (long d = 0; d < a->head_dim; d += 32, fetched += ahead_bytes) {
             float *out = value + first * a->head_dim + d;
             int pair = a->head_dim - d >= 32;
             FOR_ROWS(rows, TILE_ROWS, {
@@ -511,11 +600,13 @@ OP void FN(values)(const int format, const struct attention *a, long first_page,
                     long count = entries - done < SYM_PAGE_ENTRIES ? entries - done : SYM_PAGE_ENTRIES,
                          steps = count / per_step;
                     const char *p = (const char *)(weights + first * BLOCK) + done / per_step * 4;
-                    const char *v = a->v + a->pages[first_page + done / SYM_PAGE_ENTRIES] * a->page_bytes + 4 * d;
+                    long page = first_page + done / SYM_PAGE_ENTRIES, later = page + BLOCK_PAGES;
+                    const char *v = a->v + a->pages[page] * a->page_bytes + 4 * d;
+                    const char *k = later < past ? a->k + a->pages[later] * a->page_bytes + fetched : NULL;
                     if (pair)
-                        FN(tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
+                        FN(short_tile)(format, acc, ROWS, 2, steps, p, 4 * BLOCK, v, row_bytes, k);
                     else
-                        FN(tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL, 0);
+                        FN(short_tile)(format, acc, ROWS, 1, steps, p, 4 * BLOCK, v, row_bytes, NULL);
                     if (count % per_step) { /* the second entry of the pair may have any contents */
                         const char *odd = v + steps * row_bytes;
                         VEC b0 = FN(and_bits)(FN(load)((const float *)odd), 0xffffu), b1 = b0;
@@ -560,8 +651,12 @@ OP void FN(attend_pages)(const int format, const struct attention *a, long split
         if (a->limits[r] < begin)
             begin = a->limits[r];
     }
-    for (long page = split * SPLIT_PAGES; page < split * SPLIT_PAGES + BLOCK_PAGES && page * SYM_PAGE_ENTRIES < end;
-         page++)
+    /* With few vectors, all of a block is prefetched at once. With many, the unit's first block is in the cache, and
+     * products prefetch the next one. */
+    const int many = FN(has_many)(a);
+    const long past = many ? (end + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES : 0;
+    for (long page = split * SPLIT_PAGES;
+         !many && page < split * SPLIT_PAGES + BLOCK_PAGES && page * SYM_PAGE_ENTRIES < end; page++)
         FN(fetch)(a, page, a->k);
     begin = a->window ? begin - a->window : 0; /* no row sees an earlier entry */
     if (end > (split + 1) * SPLIT)
@@ -571,14 +666,19 @@ OP void FN(attend_pages)(const int format, const struct attention *a, long split
             continue;
         long page = entry / SYM_PAGE_ENTRIES, entries = end - entry < BLOCK ? end - entry : BLOCK;
         long pages = (entries + SYM_PAGE_ENTRIES - 1) / SYM_PAGE_ENTRIES;
-        for (long j = 0; j < pages; j++)
+        for (long j = 0; !many && j < pages; j++)
             FN(fetch)(a, page + j, a->v);
-        for (long j = 0; j < pages; j++)
-            FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * SYM_PAGE_ENTRIES);
-        FN(weigh)(format, a, page, pages, scores, decay, into->max, sums);
-        for (long j = page + BLOCK_PAGES; j < page + 2 * BLOCK_PAGES && j * SYM_PAGE_ENTRIES < end; j++)
+        for (long j = 0; j < pages; j++) {
+            long at = a->pages[page + j] * a->page_bytes;
+            FN(scores)(format, a, a->k + at, scores + j * SYM_PAGE_ENTRIES, many ? a->v + at : NULL);
+        }
+        if (a->softcap != 0)
+            FN(weigh)(format, 1, a, page, pages, scores, decay, into->max, sums);
+        else
+            FN(weigh)(format, 0, a, page, pages, scores, decay, into->max, sums);
+        for (long j = page + BLOCK_PAGES; !many && j < page + 2 * BLOCK_PAGES && j * SYM_PAGE_ENTRIES < end; j++)
             FN(fetch)(a, j, a->k);
-        FN(values)(format, a, page, entries, scores, decay, into->value);
+        FN(values)(format, a, page, entries, past, scores, decay, into->value);
     }
     for (long i = 0; i < vectors; i++)
         into->sum[i] = FN(sum)(FN(load)(sums + i * 16));
@@ -604,7 +704,7 @@ static void FN(merge)(struct softmax *into, const struct softmax *from, long vec
         }
         float best = from->max[i] > into->max[i] ? from->max[i] : into->max[i];
         float pair[16] = {into->max[i] - best, from->max[i] - best};
-        FN(store)(pair, FN(exp2)(FN(load)(pair)));
+        FN(store)(pair, FN(exp2_up_to_127)(FN(load)(pair)));
         VEC old = FN(splat)(pair[0]), new = FN(splat)(pair[1]);
         into->max[i] = best;
         into->sum[i] = into->sum[i] * pair[0] + from->sum[i] * pair[1];
@@ -637,6 +737,7 @@ const struct kernels FN(kernels) = {
     .rms_norm = FN(rms_norm),
     .prepare = FN(prepare),
     .to_bfloat16 = FN(to_bfloat16),
+    .rotate = FN(rotate),
     .attend = FN(attend),
     .merge = FN(merge),
     .finish = FN(finish),

@@ -19,8 +19,11 @@ OP void FN(measure_pages)(const int format, const struct attention *a, float *ma
         for (long j = page + BLOCK_PAGES; j < page + 2 * BLOCK_PAGES && j < past; j++)
             FN(fetch)(a, j, a->k);
         for (long j = 0; j < pages; j++)
-            FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * SYM_PAGE_ENTRIES);
-        FN(weigh)(SYM_FLOAT32, a, page, pages, scores, decay, max, sums);
+            FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, scores + j * SYM_PAGE_ENTRIES, NULL);
+        if (a->softcap != 0)
+            FN(weigh)(SYM_FLOAT32, 1, a, page, pages, scores, decay, max, sums);
+        else
+            FN(weigh)(SYM_FLOAT32, 0, a, page, pages, scores, decay, max, sums);
     }
     for (long i = 0; i < vectors; i++)
         share[i] = 1.0f / FN(sum)(FN(load)(sums + i * 16));
@@ -43,7 +46,7 @@ OP void FN(spread_pages)(const int format, const struct attention *a, long first
     for (int j = 0; j < BLOCK / 16; j++)
         total[j] = FN(load)(totals + 16 * j);
     for (long j = 0; j < pages; j++)
-        FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, room + j * SYM_PAGE_ENTRIES);
+        FN(scores)(format, a, a->k + a->pages[page + j] * a->page_bytes, room + j * SYM_PAGE_ENTRIES, NULL);
     for (long row = 0; row < a->rows; row++) {
         uint32_t seen[BLOCK_PAGES];
         for (long j = 0; j < BLOCK_PAGES; j++)
@@ -58,7 +61,7 @@ OP void FN(spread_pages)(const int format, const struct attention *a, long first
                     x = FN(capped)(FN(mul)(x, FN(splat)(a->scale)), a->softcap);
                 if (seen[j / 2] != 0xffffffffu)
                     x = FN(pick)(x, seen[j / 2] >> (j % 2 * 16) & 0xffff, nothing);
-                total[j] = FN(fma)(FN(exp2)(FN(fma)(x, FN(splat)(scale), base)), part, total[j]);
+                total[j] = FN(fma)(FN(exp2_up_to_127)(FN(fma)(x, FN(splat)(scale), base)), part, total[j]);
             }
         }
     }

@@ -128,16 +128,6 @@ static void embed_rows(struct sym_decoder *d, long first, long last) {
     }
 }
 
-/* Rotate pairs (i, i + half) by the position's angle: the rotate-half convention. */
-static void rotate(float *x, const float *cosines, long half) {
-    const float *sines = cosines + half;
-    for (long i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half];
-        x[i] = a * cosines[i] - b * sines[i];
-        x[i + half] = b * cosines[i] + a * sines[i];
-    }
-}
-
 static const float *rotation(const struct sym_decoder *d, const sym_layer *layer, long row) {
     return d->rotations[layer->sliding] + row * d->model.shape.head_dim;
 }
@@ -159,10 +149,8 @@ static void store_entry(struct sym_decoder *d, long layer_index, long chunk, lon
     char *k_block = kv_block(d, page, layer_index, 0, kv_head), *v_block = kv_block(d, page, layer_index, 1, kv_head);
 
     if (layer->k_norm)
-        d->kernels->rms_norm(k, layer->k_norm, s->rms_eps, hd, scratch);
-    else
-        memcpy(scratch, k, (size_t)hd * sizeof *k);
-    rotate(scratch, rotation(d, layer, row), hd / 2);
+        d->kernels->rms_norm(k, layer->k_norm, s->rms_eps, hd, scratch), k = scratch;
+    d->kernels->rotate(k, rotation(d, layer, row), hd / 2, scratch);
     if (s->kv_format == SYM_FLOAT32) {
         for (long i = 0; i < hd; i++)
             memcpy(k_block + i * STEP + slot * 4, scratch + i, 4);
@@ -188,14 +176,12 @@ static void gather_query(struct sym_decoder *d, const sym_layer *layer, long row
     long hd = s->head_dim, heads = heads_per_kv(s);
     const float *q = (const float *)(d->qkv.data + row * d->qkv.stride) + kv_head * heads * hd;
     for (long h = 0; h < heads; h++, q += hd, to += hd * number_bytes(s->kv_format)) {
+        const float *x = q;
         if (layer->q_norm)
-            d->kernels->rms_norm(q, layer->q_norm, s->rms_eps, hd, scratch);
-        else
-            memcpy(scratch, q, (size_t)hd * sizeof *q);
-        rotate(scratch, rotation(d, layer, row), hd / 2);
-        if (s->kv_format == SYM_FLOAT32)
-            memcpy(to, scratch, (size_t)hd * sizeof *scratch);
-        else
+            d->kernels->rms_norm(q, layer->q_norm, s->rms_eps, hd, scratch), x = scratch;
+        float *rotated = s->kv_format == SYM_FLOAT32 ? (float *)to : scratch;
+        d->kernels->rotate(x, rotation(d, layer, row), hd / 2, rotated);
+        if (s->kv_format != SYM_FLOAT32)
             d->kernels->to_bfloat16(scratch, hd, (uint16_t *)to);
     }
 }
@@ -236,11 +222,17 @@ static void keep_partial(struct sym_decoder *d, struct plan *plan, long seat_ind
     finish_row(d, &total, 0, seat, kv_head);
 }
 
-/* Prefetch the first pages of a unit into the cache, while the thread works on another unit. */
+/* Prefetch the queries and the first pages of a unit into the cache, while the thread works on another unit. */
 static void fetch_unit(const struct sym_decoder *d, const struct plan *plan, long layer, const struct unit *unit,
                        long kv_head) {
+    const sym_shape *s = &d->model.shape;
     const sym_batch *b = d->batch;
     const struct seat *seat = &plan->seats[plan->members[unit->first_member]];
+    for (long i = 0; i < unit->rows; i++) {
+        long row = plan->seats[plan->members[unit->first_member + i]].row, bytes = 4 * heads_per_kv(s) * s->head_dim;
+        for (long at = 0; at < bytes; at += 64)
+            __builtin_prefetch(d->qkv.data + row * d->qkv.stride + kv_head * bytes + at, 0, 2);
+    }
     long first = unit->first_split * SPLIT_PAGES,
          past = divide_up(row_limit(b, seat->chunk, seat->row), SYM_PAGE_ENTRIES);
     for (long page = first; page < at_most(first + BLOCK_PAGES, past); page++)
@@ -454,11 +446,15 @@ static void phase_product(struct walker *w, struct product p, const struct sourc
     if (group < 1)
         group = 1;
     long groups = divide_up(panels, group), blocks = divide_up(rows, ROW_BLOCK);
-    for (long unit; (unit = pool_take(pool)) < groups * blocks;) {
+    for (long unit = pool_take(pool), next; unit < groups * blocks; unit = next) {
         long first = unit / groups * ROW_BLOCK, panel = unit % groups * group;
         long last = at_most(first + ROW_BLOCK, rows), end = at_most(panel + group, panels);
-        for (; panel < end; panel++)
+        next = pool_take(pool);
+        for (; panel < end; panel++) {
+            long ahead = panel + 1 < end ? panel + 1 : next < groups * blocks ? next % groups * group : panel;
+            p.ahead = p.w->data + ahead * panel_bytes(p.w);
             w->d->kernels->product(&p, panel, first, last);
+        }
     }
     end_phase(w, phase);
 }
@@ -495,6 +491,7 @@ static void phase_copy_and_embed(struct walker *w) {
 
 static void phase_store(struct walker *w, long layer) {
     struct sym_decoder *d = w->d;
+    const sym_shape *s = &d->model.shape;
     const sym_batch *b = d->batch;
     float *scratch = (float *)(w->private + private_layout(&d->model).floats);
     FOR_ROW_UNITS (d, b->num_rows, first, last) {
@@ -509,7 +506,10 @@ static void phase_store(struct walker *w, long layer) {
         for (long r = first; r < last; r++) {
             while (b->first_row[chunk + 1] <= r)
                 chunk++;
-            for (long h = 0; h < d->model.shape.kv_heads; h++)
+            const char *later = d->qkv.data + (r + 2) * d->qkv.stride; /* the buffer ends with rows of padding */
+            for (long at = 4 * attended_width(s); at < 4 * qkv_width(s); at += 64)
+                __builtin_prefetch(later + at);
+            for (long h = 0; h < s->kv_heads; h++)
                 store_entry(d, layer, chunk, r, h, scratch);
         }
     }

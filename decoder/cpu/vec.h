@@ -33,12 +33,21 @@ OP VEC FN(load)(const float *p) {
     EACH(P(x) = *(const vf_at *)(p + i * WIDTH));
     return x;
 }
+/* Load into registers. With few rows, the compiler would rather load again for each use, and loads are the bound. */
+OP VEC FN(load_once)(const float *p) {
+    VEC x = FN(load)(p);
+#if WIDTH == 16
+    __asm__("" : "+v"(PART(x, 0)));
+#endif
+    return x;
+}
 OP void FN(store)(float *p, VEC x) { EACH(*(vf_at *)(p + i * WIDTH) = P(x)); }
 OP VEC FN(splat)(float a) {
     VEC x;
     EACH(P(x) = __builtin_shuffle((vf){a}, (vi){0}));
     return x;
 }
+OP float FN(first)(VEC x) { return PART(x, 0)[0]; }
 OP VEC FN(fma)(VEC x, VEC y, VEC z) {
     EACH(P(z) = fused(P(x), P(y), P(z)));
     return z;

@@ -45,6 +45,7 @@ struct product {
     float *const *out_rows;
     const float *bias;
     float softcap; /* 0: none */
+    const char *ahead; /* weights that the thread reads next: a panel's kernel prefetches them */
     enum epilogue epilogue;
     enum activation activation;
     int narrow_out; /* out is bfloat16 */
@@ -82,6 +83,9 @@ struct kernels {
      * floats, and may be x itself. */
     void (*prepare)(const sym_matrix *m, const float *x, long n, void *to, float *scratch);
     void (*to_bfloat16)(const float *x, long n, uint16_t *to);
+    /* Rotate pairs (i, i + half) by the angles whose cosines, and behind them sines, are given: the rotate-half
+     * convention. `out` may be x. */
+    void (*rotate)(const float *x, const float *cosines, long half, float *out);
     /* Compute the softmaxes of one split. */
     void (*attend)(const struct attention *a, long split, struct softmax *into, float *room);
     /* Merge the softmaxes of later entries into those of earlier entries. */
