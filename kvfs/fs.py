@@ -537,6 +537,7 @@ class FileSystem:
         self._tree.require_mode(inode, mode, inode.uid, inode.gid)
         inode.mode = mode
         inode.changed()
+        self._tree.is_moved(inode)
 
     def kv_advise(self, creds: Credentials, path: str, advice: Sequence[tuple[int, int]]) -> None:
         """Accept advice on a KV file: either all of it or none. A piece of advice is a pair of kind and value, see

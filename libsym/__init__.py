@@ -43,6 +43,7 @@ KV FILES. An open file is a KV object. Paths are relative to the root of the mou
     kv_keep                                        keep some entries in place, as a cache that evicts does
     kv_list, kv_stat, kv_du, kv_rename, kv_chmod   names and their facts: KvEntry, KvStat
     kv_hot                                         the most used files, each a HotFile
+    kv_changes                                     what has happened to files: KvChanges, with a KvChange for each
     kv_mkdir                                       make a directory
     kv_lock, kv_unlock                             lock a file, as flock(2) does
     kv_advise                                      Advised: PIN, UNPIN, TTL, PRIORITY, COLD, WILLNEED; PIN is a Pinning
@@ -109,6 +110,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from libsym.calls.advice import COLD, PIN, PRIORITY, TTL, UNPIN, WILLNEED, Advised, Pinning, kv_advise
+from libsym.calls.changes import KvChange, KvChanges, kv_changes
 from libsym.calls.children import Child, Ended, ProgramInfo, kill, programs, spawn, wait
 from libsym.calls.computed import kv_open_or_compute
 from libsym.calls.generate import Generation, Grammar, Ngram, generate
@@ -240,6 +242,8 @@ __all__ = [
     "Interpreter",
     "Invalid",
     "IsDirectory",
+    "KvChange",
+    "KvChanges",
     "KvEntry",
     "KvStat",
     "Mirostat",
@@ -291,6 +295,7 @@ __all__ = [
     "getrusage",
     "kill",
     "kv_advise",
+    "kv_changes",
     "kv_chmod",
     "kv_close",
     "kv_create",

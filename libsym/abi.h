@@ -111,6 +111,7 @@ enum sym_op {
     SYM_KV_FETCH = 49,
     SYM_FLEET_PLACE = 50,
     SYM_FLEET_MACHINES = 51,
+    SYM_KV_CHANGES = 52,
 };
 
 enum sym_flag {

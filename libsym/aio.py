@@ -27,7 +27,7 @@ from anyio import create_task_group, sleep, to_thread, wait_readable
 from anyio.lowlevel import checkpoint
 
 from libsym.arguments import Path, int32
-from libsym.calls import advice, children, computed, messages, names, pressure, status, sync, text, usage, user
+from libsym.calls import advice, changes, children, computed, messages, names, pressure, status, sync, text, usage, user
 from libsym.calls import kv as files
 from libsym.calls.faces import check_file, first_argument, script_of
 from libsym.calls.generate import Grammar, Ngram, Options, generate_call
@@ -96,6 +96,7 @@ __all__ = [
     "getrusage",
     "kill",
     "kv_advise",
+    "kv_changes",
     "kv_chmod",
     "kv_close",
     "kv_create",
@@ -192,6 +193,7 @@ kv_rename = coroutine(names.kv_rename)
 kv_chmod = coroutine(names.kv_chmod)
 kv_du = coroutine(names.kv_du)
 kv_hot = coroutine(names.kv_hot)
+kv_changes = coroutine(changes.kv_changes)
 kv_advise = coroutine(advice.kv_advise)
 kv_sync = coroutine(sync.kv_sync)
 kv_pressure = coroutine(pressure.kv_pressure)

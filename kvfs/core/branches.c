@@ -87,7 +87,6 @@ core_outcome core_branch(core_table *source, core_files *files, const core_maker
     branch->mode = mode;
     branch->uid = maker->uid;
     branch->gid = maker->gid;
-    branch->forked_from = source->number;
     branch->forked_length = branch->fewest = branch->length;
     branch->changes = 0;
     branch->made_ns = branch->changed_ns = real_ns();

@@ -84,6 +84,7 @@ typedef struct {
     int32_t *went_down;       /* pages that were evicted since the last use */
     number_or_none *next_row; /* if this row is unused: the next unused row */
     uint64_t *table;          /* address of the file's table; 0: the row is unused */
+    int64_t *changed;         /* number of the file's last change; 0: it has none: see changes.c */
 } row_columns;
 
 #endif

@@ -47,6 +47,7 @@ enum {
     CORE_RING = 1,    /* wake the pager: few frames are free, or pages were freed that a call may await */
     CORE_LEFT = 2,    /* `left` has pages */
     CORE_CHARGED = 4, /* `told` lists watched accounts whose charge has changed, linked by `next_told` */
+    CORE_CHANGED = 8, /* files have changed, and a call waits for that */
 };
 
 /* The page size of another model. The model's pages have consecutive numbers, from `first` to `stop` - 1. */
@@ -121,6 +122,21 @@ typedef struct {
 
 typedef struct core_table core_table;
 
+enum { CORE_JOURNAL = 8192 };
+
+/* A change: what a file is now, or was when it went. */
+typedef struct {
+    int64_t number; /* inode number; 0: the table is no file */
+    int64_t origin; /* inode number of the file that the file was forked from; 0: none */
+    int64_t length;
+    int64_t shared; /* first entries that the file has had in common with its origin since the fork */
+    int64_t account;
+    int32_t row; /* -1: the file is gone */
+    int32_t num_pages, num_in_memory;
+    uint32_t uid, program;
+    _Bool is_name; /* the inode lost a name or its content, and may live on: later changes say so */
+} core_change;
+
 typedef struct {
     page_columns page;
     frame_columns frame;
@@ -145,6 +161,10 @@ typedef struct {
     core_table *used; /* files that were used, as a list for Python: see `tell_use` in branches.c */
     double gaps_s[CORE_GAPS];
     int32_t num_gaps; /* gaps in `gaps_s`: forks have ended them, and Python has not counted them yet */
+    core_change *journal; /* the last changes; NULL: no call has asked for changes yet */
+    int64_t first_change, last_change; /* numbers of the change before the journal, and of its newest change */
+    int64_t read_change;               /* newest change that a call has read */
+    _Bool is_watched;                  /* a call waits for a change */
 } core_pool;
 
 /* Counters of files. Python's tree has one `core_files`. */
@@ -185,6 +205,10 @@ struct core_table {
     int32_t num_zeroed;  /* places in `slots` that `core_pages_to_zero` has examined */
     /* The KV file. */
     int64_t number;      /* inode number */
+    int64_t forked_from; /* inode number of the source of the fork; 0: the file is no fork */
+    int64_t shared;      /* first entries that the file has had in common with its source since the fork */
+    uint32_t uid;        /* owner of the file */
+    uint32_t program;    /* id of the program that opened the file last; 0: none */
     int64_t hits;        /* opens, forks and reads */
     int64_t cuts;        /* truncations */
     double heat, used_s; /* see kvfs/volume/heat.py */
@@ -195,9 +219,9 @@ struct core_table {
     _Bool is_odd;  /* a fork has to copy more than entries, such as turns: Python makes the fork */
     /* A branch: an unnamed file that one handle has open. Python has no objects for a branch. */
     _Bool is_branch;
-    uint32_t mode, uid, gid;
-    int64_t forked_from, forked_length; /* inode number of the source, and its length at the fork */
-    int64_t fewest;                     /* smallest number of entries that the branch ever had */
+    uint32_t mode, gid;
+    int64_t forked_length; /* length of the source at the fork */
+    int64_t fewest;        /* smallest number of entries that the branch ever had */
     int64_t changes;
     int64_t made_ns, changed_ns; /* CLOCK_REALTIME */
 };
@@ -296,6 +320,25 @@ void core_row_remove(core_table *table);
 double core_begin_use(core_pool *pool, int32_t row, double now_s);
 /* Count one more use of the file, after a gap of `gap_s` seconds. A replay of a trace counts the same way. */
 void core_note_gap(row_columns *of, int32_t row, double gap_s);
+
+/* Changes. Note a change of the file, if a call may not know of it yet. */
+void core_changed(const core_table *table);
+void core_row_changed(core_pool *pool, int32_t row);
+/* Note which inode a table is the content of. */
+void core_is_file(core_table *table, int64_t number, uint32_t uid);
+/* Note that a file is about to lose its row. */
+void core_gone(core_table *table);
+/* Note that the inode lost a name, or this content. */
+void core_name_gone(core_table *table);
+/* Begin to read all files, and then what has changed. Return the number of the last change. -1: there is no memory. */
+int64_t core_begin_changes(core_pool *pool);
+/* Count a change of no file, and return its number. */
+int64_t core_change_of_none(core_pool *pool);
+/* Describe files, from row `*row` on: look at most at `max` rows. Move `*row`, and return the number of files. */
+int64_t core_all_files(const core_pool *pool, int32_t *row, core_change *found, int64_t max);
+/* Write at most `max` changes after change `*since`. Move `*since`, and return the number of changes. -1: the journal
+ * does not have change `*since` any more, or never had it. */
+int64_t core_changes(core_pool *pool, int64_t *since, core_change *found, int64_t max);
 
 /* Return the position of a committed or reserved entry; -1 for the entry before the first entry. */
 int32_t core_position(const core_table *table, int64_t entry);

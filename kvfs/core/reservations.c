@@ -231,6 +231,7 @@ core_outcome core_commit(core_table *table, const int32_t *tokens, int64_t num) 
     core_has_pages(table, num_pages);
     table->length = table->start += num;
     table->num_entries -= num;
+    core_changed(table);
     if (!table->num_entries) {
         core_outcome unpinned = core_unpin(table);
         table->is_reserved = 0;

@@ -29,6 +29,8 @@ core_outcome core_row_new(core_table *table, double now_s) {
     of->num_users[row] = of->priority[row] = of->went_down[row] = 0;
     of->is_cold[row] = 0;
     of->table[row] = (uint64_t)(uintptr_t)table;
+    of->changed[row] = 0;
+    core_changed(table);
     return CORE_DONE;
 }
 
@@ -36,6 +38,7 @@ void core_row_remove(core_table *table) {
     core_pool *pool = table->pool;
     double *last_use_s = pool->row.last_use_s;
     int32_t row = table->row, source = core_source_row(table);
+    core_gone(table);
     if (core_leave(table, table->slots, table->num_pages) && source != CORE_NOBODY &&
         last_use_s[source] < last_use_s[row])
         last_use_s[source] = last_use_s[row];

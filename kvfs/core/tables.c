@@ -30,6 +30,7 @@ void core_close(core_pool *pool) {
         free(table);
     }
     free(pool->left);
+    free(pool->journal);
     free(pool->scratch);
 }
 
@@ -49,7 +50,8 @@ core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena
     table->page_seconds = 0;
     table->since_s = core_now_s();
     table->source = NULL;
-    table->number = table->hits = table->cuts = 0;
+    table->number = table->hits = table->cuts = table->forked_from = table->shared = 0;
+    table->uid = table->program = 0;
     table->heat = table->used_s = 0;
     table->is_odd = table->is_branch = 0;
     table->stay = NULL;
@@ -63,6 +65,8 @@ core_table *core_table_new(core_pool *pool, core_account *account, uint8_t arena
 void core_comes_from(core_table *table, core_table *source) {
     table->source = source;
     table->source_generation = source->generation;
+    table->forked_from = source->number;
+    table->shared = table->length;
 }
 
 core_outcome core_fork(core_table *source, core_account *account, core_table **at) {
@@ -148,6 +152,8 @@ core_outcome core_truncate(core_table *table, int64_t length) {
     core_has_pages(table, num_pages);
     table->num_reserved_pages = num_pages;
     table->length = length;
+    table->shared = length < table->shared ? length : table->shared;
     table->cuts++;
+    core_changed(table);
     return outcome;
 }

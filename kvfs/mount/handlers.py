@@ -238,6 +238,8 @@ class FileHandlers:
         if fields & wire.SET_MTIME:
             self._files.set_mtime_ns(inode, mtime_ns)
         inode.changed()
+        if fields & (wire.SET_MODE | wire.SET_GID | wire.SET_UID):
+            self._tree.is_moved(inode)
 
     def statfs(self, number: int) -> int:
         """Answer with the total and free bytes of the pool, or of the domain around the inode."""

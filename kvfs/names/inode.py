@@ -343,6 +343,8 @@ class Inode:
         """Note a change that leaves the inode's times as they are."""
         if self.holder is not None:
             self.holder.withdraw(self)
+        if isinstance(self.content, KvFile):
+            self.content.table.changed()
         self.changes.of_inode(self)
 
 

@@ -131,6 +131,8 @@ class Tree:
         self.root.parent = self.root
         self._inodes = {ROOT_NUMBER: self.root}
         self.num_names = 0
+        self.num_moves = 0
+        """Count of changes of directories that may change paths and visibility of the files below."""
         self._lingering: dict[int, Account] = {}
         """Accounts that pay for inodes that only the kernel still refers to, by inode number."""
 
@@ -158,6 +160,9 @@ class Tree:
 
     def __iter__(self) -> Iterator[Inode]:
         return iter(tuple(self._inodes.values()))
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._inodes
 
     def get(self, number: int) -> Inode:
         inode = self._inodes.get(number)
@@ -472,12 +477,19 @@ class Tree:
             directory.num_subdirectories += 1
         directory.modified()
         inode.changed()
+        self.is_moved(inode)
+
+    def is_moved(self, inode: Inode) -> None:
+        """Count a new name, mode or owner of a directory that is not empty."""
+        self.num_moves += bool(inode.entries)
 
     def _detach(self, directory: Inode, name: bytes) -> None:
         inode = directory.entries.pop(name)
         self._put(directory, name, None, before=inode)
         self.num_names -= 1
         inode.names.remove((directory.number, name))
+        if isinstance(inode.content, KvFile):
+            inode.content.table.name_gone()
         if inode.names and inode.account is not None:
             inode.account.charge_files(-1)
         directory.entries, inode.names = _fitting(directory.entries), _fitting(inode.names)

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import trio
 
 from kvfs._pages import ffi, lib
 from kvfs.base.bell import Bell
@@ -139,6 +140,8 @@ class PagePool:
         self.row_of: Numbers = columns["row"]
         self.bell = Bell()
         """Wakes the pager: few frames are free, or pages were released that a call may await."""
+        self.changed = trio.Event()
+        """Set at the next change of a file that a call waits for, and then replaced."""
         self.cold: ColdPages = NoColdPages(self.store)
         """The reader of pages that are not in memory."""
 
@@ -224,6 +227,9 @@ class PagePool:
             core.num_left = 0
             self.kept.left(left["kept_until"])
             self.on_disk.left(np.sort(left[left["slot"] != NO_SLOT], order="page"))
+        if news & lib.CORE_CHANGED:
+            self.changed.set()
+            self.changed = trio.Event()
         if news & lib.CORE_CHARGED:
             told, core.told = core.told, ffi.NULL
             self.accounts.tell(told)

@@ -188,6 +188,20 @@ class PageTable:
         """The integral of the number of pages over time until now, in page-seconds."""
         return self._had_page_seconds if self.closed else float(lib.core_page_seconds(self.core))
 
+    # Changes: see kvfs/core/changes.c
+
+    def is_of(self, number: int, uid: int) -> None:
+        """Note that the table is the content of an inode from now on."""
+        lib.core_is_file(self.core, number, uid)
+
+    def changed(self) -> None:
+        """Note that names or attributes of the table's inode have changed."""
+        lib.core_changed(self.core)
+
+    def name_gone(self) -> None:
+        """Note that the table's inode loses a name or this content."""
+        lib.core_name_gone(self.core)
+
     # The audit
 
     def held_pages(self) -> IntArray:

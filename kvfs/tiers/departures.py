@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvfs._pages import lib
 from kvfs.pages.frames import NOWHERE
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import NO_ROW, PagePool
@@ -161,6 +162,7 @@ class Departures:
             if not went_down[row]:
                 self._went(int(row))
             went_down[row] += num
+            lib.core_row_changed(pool.core, int(row))
 
     def _write(self, pages: IntArray) -> None:
         self._pool.pin(pages)

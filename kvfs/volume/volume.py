@@ -309,6 +309,8 @@ class Volume:
         if uid != inode.uid:
             self.heat.forget(inode)
         inode.uid = uid
+        if isinstance(inode.content, KvFile):
+            inode.content.table.is_of(inode.number, uid)
         inode.note_change()
 
     def advise(self, inode: Inode, advice: FileAdvice) -> None:
@@ -331,7 +333,7 @@ class Volume:
     def show_restored(self, inode: Inode, kv: KvFile) -> None:
         """Make a version the content of a file without pinning it, because no page is in memory yet."""
         inode.content = kv
-        kv.table.core.number = inode.number
+        kv.table.is_of(inode.number, inode.uid)
         row = kv.table.row
         if row != NO_ROW:
             self._files[row] = inode, kv
@@ -381,6 +383,14 @@ class Volume:
     def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
         """Return the file that a table belongs to. None: the file is gone, or belongs to another model."""
         return self._files.get(table.row)
+
+    def file_in(self, row: int) -> tuple[Inode, KvFile] | tuple[None, None]:
+        """Return the file in a row of the pager. None: only the core has the file, or the file is not shown yet."""
+        return self._files.get(row, (None, None))
+
+    def has_kv(self, number: int) -> bool:
+        """Whether the inode exists and is a KV file."""
+        return number in self.tree and isinstance(self.tree.get(number).content, KvFile)
 
     def _note_priority(self, inode: Inode) -> None:
         kv = inode.content
@@ -497,6 +507,8 @@ class Volume:
         content, inode.content = inode.content, None
         if isinstance(content, KvFile):
             self.pins.content_goes(inode, content)
+            if inode.names:
+                content.table.name_gone()
             self.release_kv(content)
         elif isinstance(content, PlainFile):
             self._changing.discard(content)

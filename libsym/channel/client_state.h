@@ -125,7 +125,7 @@ static inline int takes_long(uint16_t op) {
     return gives_rows(op) || op == SYM_KV_EXTRACT || op == SYM_KV_MERGE || op == SYM_KV_LOCK || op == SYM_GENERATE ||
            op == SYM_RECV || op == SYM_KV_SYNC || op == SYM_KV_CLAIM || op == SYM_KV_NAME || op == SYM_CHAT_TOKENS ||
            op == SYM_SCRUB || op == SYM_TRACE || op == SYM_KV_FETCH || op == SYM_FLEET_PLACE ||
-           op == SYM_FLEET_MACHINES;
+           op == SYM_FLEET_MACHINES || op == SYM_KV_CHANGES;
 }
 
 static inline uint64_t submit_room(sym_client *client) {

@@ -58,6 +58,10 @@ class Handles:
         if self.core.gate:
             lib.sym_gate_ignore(self.core.gate, self.core)
 
+    def is_of(self, program: str) -> None:
+        """Note which program opens files by these handles."""
+        self.core.program_id = int(program, 16)
+
     def make_for(self, creds: Credentials, account: Account) -> None:
         """Charge forks without a name to this account from now on."""
         self._account = account

@@ -72,6 +72,7 @@ typedef struct sym_connection {
     int32_t share,     /* share of its calls in the run */
         program,       /* pid of the program */
         waits_for_slots; /* some of its calls wait for result slots */
+    uint32_t program_id; /* id of the program, see core_table */
     sym_usage used;
     struct sym_connection *next_used;
     int32_t is_used;   /* the connection is in the list `sym_gate.used` */

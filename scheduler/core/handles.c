@@ -58,6 +58,8 @@ uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_s
     connection->handles[place_of(connection, number)] = (sym_handle){number, table, is_seen};
     connection->num_handles++;
     connection->num_seen += is_seen;
+    table->program = connection->program_id;
+    core_changed(table);
     return number;
 }
 

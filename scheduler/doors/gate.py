@@ -143,6 +143,7 @@ class Gate:
         lip.program = self._programs.join(lip, lip.launched)
         lip.charge_to(self._accounts.of(lip.uid).holdings)
         lip.under_way = UnderWay(self._users.setdefault(lip.uid, UserBytes()), lip.holdings)
+        lip.handles.is_of(lip.program.id)
         self._operations.mail.join(lip)
         if not lip.program.limits.is_any:  # with limits, each call needs a check here
             account = self._account_of(lip.credentials)

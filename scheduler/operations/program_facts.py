@@ -28,6 +28,7 @@ _OTHERS = {
     Op.RECV: "waiting for a message",
     Op.WAIT: "waiting for a program",
     Op.KV_PRESSURE: "waiting for pressure",
+    Op.KV_CHANGES: "waiting for changes",
     Op.SPAWN: "waiting for its launcher",
     Op.KILL: "waiting for its launcher",
 }

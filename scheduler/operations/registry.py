@@ -15,6 +15,7 @@ from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.operations.advice import Advising
 from scheduler.operations.appending import Limited
 from scheduler.operations.assemble import Assembler
+from scheduler.operations.changes import Changes
 from scheduler.operations.children import Children
 from scheduler.operations.claims import Claiming
 from scheduler.operations.closing import Closing
@@ -74,6 +75,7 @@ def all_operations(
         Listing(fs),
         DiskUsage(fs),
         Hot(fs),
+        Changes(fs, batches),
         Assembler(fs),
         Fetching(peers),
         locking,

@@ -1,88 +1,14 @@
 // The page of the gateway. It uses only routes that any client can use. Text is inserted as text, never as HTML.
 
-const $ = (id) => document.getElementById(id);
-const make = (tag, text = "", properties = {}) => Object.assign(document.createElement(tag), { textContent: text }, properties);
+import { $, events, failed, forgetProof, hide, json, make, onKey, request, showsTokens, tell, token } from "/page/common.js";
+
 const TOP = 5, LIVE_MS = 1000;
 
 let current = null; // the conversation's name; null: a new one
 let asking = null; // aborts the answer in flight
 let before = null; // the metrics of a second ago
 
-// Without a certificate, another server on this port could serve a page that reads the stored key.
-const store = location.protocol === "https:" ? sessionStorage : null;
-$("key").value = new URLSearchParams(location.hash.slice(1)).get("key") ?? store?.getItem("key") ?? "";
-if (location.hash) history.replaceState(null, "", location.pathname);
-$("settings").onsubmit = (event) => event.preventDefault();
-$("key").addEventListener("change", () => { store?.setItem("key", $("key").value); forgetProof(); refresh(); });
-
-function tell(text, isWrong = false) {
-    $("status").textContent = text;
-    $("status").classList.toggle("wrong", isWrong);
-}
-
-// ---- the key: a program could take an ended gateway's port, so the server first proves that it knows the key
-
-let proof = null; // promise of the current server's proof; null: no proof, or its connection was lost
-let ends = null; // aborts the connection of the proof
-
-function forgetProof(connection = ends) {
-    if (connection !== ends) return; // an earlier connection
-    proof = null;
-    ends?.abort();
-}
-
-const bytes = (text) => new TextEncoder().encode(text);
-const hex = (buffer) => Array.from(new Uint8Array(buffer), (each) => each.toString(16).padStart(2, "0")).join("");
-
-async function prove(key) {
-    const connection = ends = new AbortController();
-    try {
-        await proven(key, connection);
-    } catch (error) {
-        forgetProof(connection);
-        throw error;
-    }
-}
-
-async function proven(key, connection) {
-    const digest = await crypto.subtle.digest("SHA-256", bytes(key));
-    const signer = await crypto.subtle.importKey("raw", digest, { name: "HMAC", hash: "SHA-256" }, false, ["sign"]);
-    const signed = async (side) => hex(await crypto.subtle.sign("HMAC", signer, bytes(`${side} ${challenge}`)));
-    const challenge = hex(crypto.getRandomValues(new Uint8Array(32)));
-    const answer = await checked(await fetch(`/proof?challenge=${challenge}&proof=${await signed("page")}`, { signal: connection.signal }));
-    const coming = events(answer), { value } = await coming.next();
-    if (value?.proof !== await signed("gateway")) throw new Error("The server here does not know the key, so the page does not send it");
-    coming.next().catch(() => {}).then(() => forgetProof(connection)); // the answer stays open until the server ends
-}
-
-async function checked(answer) {
-    if (answer.ok) return answer;
-    let message = `${answer.status} ${answer.statusText}`, code = null;
-    try { ({ message, code } = (await answer.json()).error); } catch { /* no JSON: show the status */ }
-    if (code === "invalid_api_key") {
-        document.querySelector("details").open = true;
-        message += " (Settings: Key)";
-    }
-    throw new Error(message);
-}
-
-async function request(path, options = {}) {
-    const headers = { ...options.headers }, key = $("key").value;
-    if (key) {
-        if (crypto.subtle) await (proof ??= prove(key));
-        headers.authorization = `Bearer ${key}`;
-    }
-    return checked(await fetch(path, { ...options, headers }).catch((error) => {
-        if (error.name !== "AbortError") forgetProof();
-        throw error;
-    }));
-}
-
-const json = async (path, body) => (await request(path, body === undefined ? {} : {
-    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
-})).json();
 const of = (name, what = "") => `/sessions/${encodeURIComponent(name)}${what}`;
-const failed = (error) => { if (error.name !== "AbortError") tell(error.message, true); };
 
 // ---- conversations
 
@@ -197,17 +123,6 @@ function add(role, text = "") {
 const scroll = () => { $("log").scrollTop = $("log").scrollHeight; };
 const number = (id) => ($(id).value === "" ? undefined : Number($(id).value));
 
-async function* events(answer) {
-    let rest = "";
-    for await (const part of answer.body.pipeThrough(new TextDecoderStream())) {
-        const lines = (rest + part).split("\n");
-        rest = lines.pop();
-        for (const line of lines) {
-            if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
-        }
-    }
-}
-
 async function ask(text) {
     const name = current ?? nameOf(text);
     if (current === null) show(name);
@@ -280,68 +195,6 @@ document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     hide();
     asking?.abort();
-});
-
-// ---- the distribution of each token: shown under the pointer, or at the token that the arrow keys select
-
-function token(text, logprobs) {
-    const span = make("span", text, { className: "token" });
-    span.distributions = logprobs;
-    return span;
-}
-
-let shown = null;
-
-function hide() {
-    shown?.classList.remove("shown");
-    shown = null;
-    $("tip").hidden = true;
-}
-
-function showDistribution(span) {
-    hide();
-    if (!span.distributions?.length) return;
-    shown = span;
-    span.classList.add("shown");
-    const tip = $("tip");
-    tip.replaceChildren(...span.distributions.map(({ token: drawn, logprob, top_logprobs }) => {
-        const likeliest = top_logprobs.map((each) => ({ ...each, isDrawn: each.token === drawn }));
-        if (!likeliest.some(({ isDrawn }) => isDrawn)) likeliest.push({ token: drawn, logprob, isDrawn: true });
-        const table = make("table");
-        for (const each of likeliest) {
-            const share = Math.exp(each.logprob), row = make("tr", "", { className: each.isDrawn ? "drawn" : "" });
-            const bar = make("i");
-            bar.style.width = `${Math.round(120 * share)}px`;
-            const cell = make("td");
-            cell.append(bar);
-            row.append(make("td", JSON.stringify(each.token).slice(1, -1)), make("td", `${(100 * share).toFixed(1)} %`), cell);
-            table.append(row);
-        }
-        return table;
-    }));
-    tip.hidden = false;
-    const place = span.getClientRects()[0] ?? span.getBoundingClientRect(), size = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(place.left, innerWidth - size.width - 4))}px`;
-    tip.style.top = `${place.bottom + size.height + 8 < innerHeight ? place.bottom + 4 : Math.max(4, place.top - size.height - 4)}px`;
-}
-
-$("log").addEventListener("pointerover", (event) => {
-    if (event.target.className.startsWith?.("token")) showDistribution(event.target);
-});
-$("log").addEventListener("pointerout", hide);
-$("log").addEventListener("scroll", hide);
-$("log").addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const all = [...$("log").querySelectorAll(".token")], at = all.indexOf(shown);
-    const next = all[at < 0 ? (step > 0 ? 0 : all.length - 1) : at + step];
-    if (!next) return;
-    next.scrollIntoView({ block: "nearest" });
-    showDistribution(next);
-    const [first] = next.distributions;
-    tell(`${JSON.stringify(next.textContent)}: ${(first?.top_logprobs ?? [])
-        .map((each) => `${JSON.stringify(each.token)} ${(100 * Math.exp(each.logprob)).toFixed(1)} %`).join(", ")}`);
 });
 
 // ---- metrics

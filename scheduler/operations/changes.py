@@ -1,0 +1,105 @@
+"""KV_CHANGES: what has happened to KV files since a change, in replies of bounded size.
+
+A reader first gets all files, in several replies, and then the changes since the first of these replies. The daemon
+keeps nothing for a reader: each request carries the place that the last reply gave. A directory that gets another name
+or other rights may change what a user sees of many files. All readers begin anew then, at most once in `ANEW_S`.
+
+A call may wait for a change. The call looks again when the core reports a change, and each `LOOK_S`, because the run
+commits entries only when they are asked for. Two looks are at least `LEAST_S` apart, so changes that the caller may not
+see cost little.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+import trio
+
+from kvfs.facts.changes import ChangesReader, FileChange, Place
+from kvfs.fs import FileSystem
+from kvfs.names.inode import Credentials
+from libsym.abi import NO_TIMEOUT, Op
+from libsym.errors import Invalid
+from scheduler.batch.batch_scheduler import BatchScheduler
+from scheduler.connection.lip import MAX_WAITS
+from scheduler.connection.system_call import SystemCall
+from scheduler.operations.operation import Operation, Table
+from scheduler.wire.replies import Reply
+
+LOOK_S, LEAST_S, ANEW_S = 0.1, 0.02, 2.0
+MOST_BYTES = 200_000
+"""Bytes of a reply after which no further look follows. One look may find paths of 800,000 bytes."""
+MOST_LOOKS = 256
+
+
+class Changes:
+    """Answers KV_CHANGES."""
+
+    def __init__(self, fs: FileSystem, batches: BatchScheduler) -> None:
+        self._pool, self._tree, self._batches = fs.pool, fs.volume.tree, batches
+        self._reader = ChangesReader(fs.volume)
+        self._num_moves = self._tree.num_moves
+        self._anew = 0
+        """The change at which directories were found to have moved. Readers of earlier places begin anew."""
+        self._anew_s = -math.inf
+
+    def table(self) -> Table:
+        return {Op.KV_CHANGES: Operation(self.changes, takes_payload=False, max_waiting=MAX_WAITS)}
+
+    def changes(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
+        """args[0] and args[1] are the place that the last reply gave. args[2] is the time to wait, in ms."""
+        since, row, timeout_ms, _ = call.request.args
+        if since < 0 or not 0 <= row < 1 << 31:
+            raise Invalid(f"KV_CHANGES: no reply gives the place {since}, {row}")
+        if timeout_ms < NO_TIMEOUT:
+            raise Invalid(f"a timeout of {timeout_ms} ms: give 0 or more, or -1 to wait for ever")
+        return self._answer(call.lip.credentials, Place(since, row), 0 if row else timeout_ms)
+
+    async def _answer(self, creds: Credentials, place: Place, timeout_ms: int) -> Reply:
+        end_s = math.inf if timeout_ms == NO_TIMEOUT else trio.current_time() + timeout_ms / 1000
+        while True:
+            changed = self._pool.changed
+            self._reader.watch()
+            place, is_anew, rows = await self._read(place, creds)
+            is_more = place.row or place.since < self._reader.last
+            if rows or is_anew or trio.current_time() >= end_s:
+                return Reply(
+                    (place.since, place.row, int(is_more), int(is_anew)), f"[{','.join(rows)}]".encode("ascii")
+                )
+            if not is_more:
+                with trio.move_on_at(min(end_s, trio.current_time() + LOOK_S)):
+                    await changed.wait()
+            await trio.sleep(LEAST_S)
+            self._batches.sync()
+
+    async def _read(self, place: Place, creds: Credentials) -> tuple[Place, bool, list[str]]:
+        """Return the next place, whether it begins anew, and a row for each file."""
+        self._note_moves()
+        if place.since < self._anew:
+            place = Place()
+        is_anew, rows, num_bytes = False, list[str](), 0
+        for _ in range(MOST_LOOKS):
+            place, begins, found = self._reader.look(place, creds)
+            if begins:
+                is_anew, rows, num_bytes = True, [], 0
+            for change in found:
+                rows.append(row := _row(change))
+                num_bytes += len(row)
+            if num_bytes > MOST_BYTES or not (place.row or place.since < self._reader.last):
+                break
+            await trio.lowlevel.checkpoint()
+        return place, is_anew, rows
+
+    def _note_moves(self) -> None:
+        now_s = trio.current_time()
+        if self._num_moves != self._tree.num_moves and now_s - self._anew_s >= ANEW_S:
+            self._num_moves, self._anew_s = self._tree.num_moves, now_s
+            self._anew = self._reader.begin_anew()
+
+
+def _row(change: FileChange) -> str:
+    """Return a change in JSON. Facts that are false, 0 or unknown are left out."""
+    return json.dumps({name: fact for name, fact in zip(FileChange._fields, change, strict=True) if fact})
