@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -35,6 +36,33 @@ MOST_BYTES = 200_000
 MOST_LOOKS = 256
 
 
+@dataclass(slots=True)
+class _Answer:
+    """An answer that grows."""
+
+    place: Place
+    is_anew: bool = False
+    is_more: bool = False
+    rows: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+
+    @property
+    def is_news(self) -> bool:
+        return self.is_anew or bool(self.rows)
+
+    def begin_anew(self) -> None:
+        self.is_anew, self.rows, self.num_bytes = True, [], 0
+
+    def add(self, found: list[FileChange]) -> None:
+        rows = [_row(change) for change in found]
+        self.rows += rows
+        self.num_bytes += sum(map(len, rows))
+
+    def reply(self) -> Reply:
+        args = self.place.since, self.place.row, int(self.is_more), int(self.is_anew)
+        return Reply(args, f"[{','.join(self.rows)}]".encode("ascii"))
+
+
 class Changes:
     """Answers KV_CHANGES."""
 
@@ -49,49 +77,53 @@ class Changes:
     def table(self) -> Table:
         return {Op.KV_CHANGES: Operation(self.changes, takes_payload=False, max_waiting=MAX_WAITS)}
 
-    def changes(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        """args[0] and args[1] are the place that the last reply gave. args[2] is the time to wait, in ms."""
+    def changes(self, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
+        """args[0] and args[1] are the place that the last reply gave. args[2] is the time to wait, in ms.
+
+        A single look answers most calls, without a task.
+        """
         since, row, timeout_ms, _ = call.request.args
         if since < 0 or not 0 <= row < 1 << 31:
             raise Invalid(f"KV_CHANGES: no reply gives the place {since}, {row}")
         if timeout_ms < NO_TIMEOUT:
             raise Invalid(f"a timeout of {timeout_ms} ms: give 0 or more, or -1 to wait for ever")
-        return self._answer(call.lip.credentials, Place(since, row), 0 if row else timeout_ms)
-
-    async def _answer(self, creds: Credentials, place: Place, timeout_ms: int) -> Reply:
+        answer = _Answer(Place(since, row))
+        self._look(answer, call.lip.credentials)
+        if row:
+            timeout_ms = 0
+        if not answer.is_more and (answer.is_news or timeout_ms == 0):
+            return answer.reply()
         end_s = math.inf if timeout_ms == NO_TIMEOUT else trio.current_time() + timeout_ms / 1000
+        return self._go_on(answer, call.lip.credentials, end_s)
+
+    async def _go_on(self, answer: _Answer, creds: Credentials, end_s: float) -> Reply:
+        """Look until the answer is complete, and wait for news until `end_s`."""
         while True:
+            num_looks = 1
+            while answer.is_more and answer.num_bytes < MOST_BYTES and num_looks < MOST_LOOKS:
+                await trio.lowlevel.checkpoint()
+                self._look(answer, creds)
+                num_looks += 1
+            if answer.is_news or trio.current_time() >= end_s:
+                return answer.reply()
             changed = self._pool.changed
             self._reader.watch()
-            place, is_anew, rows = await self._read(place, creds)
-            is_more = place.row or place.since < self._reader.last
-            if rows or is_anew or trio.current_time() >= end_s:
-                return Reply(
-                    (place.since, place.row, int(is_more), int(is_anew)), f"[{','.join(rows)}]".encode("ascii")
-                )
-            if not is_more:
-                with trio.move_on_at(min(end_s, trio.current_time() + LOOK_S)):
-                    await changed.wait()
+            with trio.move_on_at(min(end_s, trio.current_time() + LOOK_S)):
+                await changed.wait()
             await trio.sleep(LEAST_S)
             self._batches.sync()
+            self._look(answer, creds)
 
-    async def _read(self, place: Place, creds: Credentials) -> tuple[Place, bool, list[str]]:
-        """Return the next place, whether it begins anew, and a row for each file."""
+    def _look(self, answer: _Answer, creds: Credentials) -> None:
+        """Add to an answer what the next look finds."""
         self._note_moves()
-        if place.since < self._anew:
-            place = Place()
-        is_anew, rows, num_bytes = False, list[str](), 0
-        for _ in range(MOST_LOOKS):
-            place, begins, found = self._reader.look(place, creds)
-            if begins:
-                is_anew, rows, num_bytes = True, [], 0
-            for change in found:
-                rows.append(row := _row(change))
-                num_bytes += len(row)
-            if num_bytes > MOST_BYTES or not (place.row or place.since < self._reader.last):
-                break
-            await trio.lowlevel.checkpoint()
-        return place, is_anew, rows
+        if answer.place.since < self._anew:
+            answer.place = Place()
+        answer.place, begins, found = self._reader.look(answer.place, creds)
+        if begins:
+            answer.begin_anew()
+        answer.add(found)
+        answer.is_more = bool(answer.place.row) or answer.place.since < self._reader.last
 
     def _note_moves(self) -> None:
         now_s = trio.current_time()

@@ -17,6 +17,7 @@ from libsym.channel.server import Request
 from libsym.errors import Invalid
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.changes import ANEW_S, Changes
+from scheduler.wire.replies import Reply
 from tests.scheduler.bench import ME
 from tests.scheduler.served_bench import ANN, BOB, CREATE, Side, close, fork, framed, pred
 
@@ -38,7 +39,8 @@ class Reader:
         row, whole, found = 0, False, []
         while True:
             args = (self.since, row, timeout_ms, 0)
-            reply = await self.changes.changes(SystemCall(lip, Request(Op.KV_CHANGES, 0, 1, 0, args, b"")))
+            reply = self.changes.changes(SystemCall(lip, Request(Op.KV_CHANGES, 0, 1, 0, args, b"")))
+            reply = reply if isinstance(reply, Reply) else await reply
             self.since, row, _, begins = reply.args
             whole, found = (True, []) if begins else (whole, found)
             found += json.loads(reply.payload)
