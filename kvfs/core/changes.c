@@ -80,8 +80,8 @@ void core_name_gone(core_table *table) {
     if (table->row == CORE_NOBODY || !pool->journal)
         return;
     pool->row.changed[table->row] = 0; /* later changes come behind this one */
-    *add(pool) = (core_change){
-        .number = table->number, .account = table->account->number, .row = CORE_NOBODY, .is_name = 1};
+    *add(pool) =
+        (core_change){.number = table->number, .account = table->account->number, .row = CORE_NOBODY, .is_name = 1};
 }
 
 int64_t core_begin_changes(core_pool *pool) {

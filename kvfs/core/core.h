@@ -208,7 +208,7 @@ struct core_table {
     int64_t forked_from; /* inode number of the source of the fork; 0: the file is no fork */
     int64_t shared;      /* first entries that the file has had in common with its source since the fork */
     uint32_t uid;        /* owner of the file */
-    uint32_t program;    /* id of the program that opened the file last; 0: none */
+    uint32_t program;    /* id of the program that opened the file for writing last; 0: none */
     int64_t hits;        /* opens, forks and reads */
     int64_t cuts;        /* truncations */
     double heat, used_s; /* see kvfs/volume/heat.py */

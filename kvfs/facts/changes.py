@@ -1,4 +1,4 @@
-"""What has happened to KV files since a change, as a user may see it.
+"""Changes of KV files since an earlier change, as a user may see them.
 
 A user sees a file that it can find by listing directories. A file without a name is seen by its own uid, by root, and
 by connections that are confined to the domain that pays for the file. Facts that only readers of a file may know are
@@ -41,7 +41,7 @@ class FileChange(NamedTuple):
     """Number of first tokens that the file has in common with its origin, in the same pages."""
     memory_pages: int = 0
     program: str | None = None
-    """Id of the program that opened the file last."""
+    """Id of the program that opened the file for writing last."""
 
 
 @dataclass(frozen=True, slots=True)

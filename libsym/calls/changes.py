@@ -44,7 +44,7 @@ class KvChange:
     memory_pages: int = 0
     """Number of pages that were in memory when the file changed last."""
     program: str | None = None
-    """Id of the program that opened the file last: see `programs`."""
+    """Id of the program that made the file, or opened it for writing later: see `programs`. None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

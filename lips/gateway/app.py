@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import libsym as sym
-from lips.gateway import chat, completions, messages, ollama, page, plain, responses, sessions
+from lips.gateway import chat, completions, messages, ollama, page, plain, responses, sessions, tree
 from lips.gateway.asgi import Exchange, error_response, told
 from lips.gateway.errors import ApiError
 from lips.gateway.gateway import ENDED, IGNORED, Gateway
@@ -28,6 +28,7 @@ ROUTES: Sequence[BaseRoute] = [
     *ollama.routes,
     *plain.routes,
     *sessions.routes,
+    *tree.routes,
     *page.routes,
 ]
 

@@ -19,8 +19,15 @@ _LEAST = -9999.0
 
 def chat_form(piece: Piece, vocabulary: Sequence[bytes], top: int) -> list[dict[str, Any]]:
     """Return an object for each token, as /v1/chat/completions has it."""
+    return token_forms(piece.tokens, piece.dists, vocabulary, top)
+
+
+def token_forms(
+    tokens: Sequence[int], dists: Sequence[sym.ReducedDist | None], vocabulary: Sequence[bytes], top: int
+) -> list[dict[str, Any]]:
+    """Return an object for each token and the distribution that it was drawn from."""
     found = []
-    for token, dist in zip(piece.tokens, piece.dists, strict=True):
+    for token, dist in zip(tokens, dists, strict=True):
         entry = _entry(token, _logprob(token, dist), vocabulary)
         likeliest = dist.topk(top) if dist is not None and top else []
         entry["top_logprobs"] = [_entry(each, max(logprob, _LEAST), vocabulary) for each, logprob in likeliest]

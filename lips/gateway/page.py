@@ -1,4 +1,4 @@
-"""The page at /: three files, without resources from other servers."""
+"""The pages at / and /tree: files of their own, without resources from other servers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def _read(name: str) -> tuple[bytes, dict[str, str]]:
     }
 
 
-_FILES = {name: _read(name) for name in ("index.html", "page.css", "page.js")}
+_FILES = {name: _read(name) for name in sorted(path.name for path in PLACE.iterdir())}
 
 
 async def page(request: Request) -> Response:
     """Serve the page. No key is needed: the page has no data of tenants, and asks the user for a key if need be."""
-    name = request.path_params.get("name", "index.html")
+    name = request.path_params.get("name", "tree.html" if request.url.path == "/tree" else "index.html")
     if name not in _FILES:
         raise ApiError(404, f"there is no /page/{name[:60]}")
     content, headers = _FILES[name]
@@ -63,4 +63,4 @@ async def proof(request: Request) -> Streamed:
     return Streamed(answer, lambda error: event(openai_form(error)))
 
 
-routes = [Route("/", page), Route("/proof", proof), Route("/page/{name}", page)]
+routes = [Route("/", page), Route("/tree", page), Route("/proof", proof), Route("/page/{name}", page)]

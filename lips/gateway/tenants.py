@@ -68,6 +68,8 @@ class Tenant:
         self.saving = anyio.Lock()
         """Lock for saves of whole conversations. Saves run one after another, so the last save stays."""
         self.usage = Usage()
+        self.num_streams = 0
+        """Number of open streams of changes: see `lips.gateway.tree`."""
 
     @contextmanager
     def use(self) -> Iterator[None]:

@@ -77,7 +77,7 @@ class Handles:
 
     def add(self, file: OpenKv) -> int:
         """Return the number of a new handle. Numbers are never used again, so a stale number is an error."""
-        number = int(lib.sym_handle_new(self.core, file.table.core))
+        number = int(lib.sym_handle_new(self.core, file.table.core, file.writable))
         if not number:
             raise MemoryError("no memory for one more handle")
         self._seen[number] = file

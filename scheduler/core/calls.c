@@ -73,7 +73,7 @@ static core_outcome fork_file(sym_connection *connection, core_table *file, cons
     answer[1] = file->length;
     answer[2] = forks[0]->number;
     for (int64_t i = 0; i < num; i++)
-        sym_handles_add(connection, forks[i], 0);
+        sym_handles_add(connection, forks[i], 0, 1);
     return core_hold(connection->holdings, CORE_HANDLE, num, 0);
 }
 

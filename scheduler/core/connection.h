@@ -72,7 +72,7 @@ typedef struct sym_connection {
     int32_t share,     /* share of its calls in the run */
         program,       /* pid of the program */
         waits_for_slots; /* some of its calls wait for result slots */
-    uint32_t program_id; /* id of the program, see core_table */
+    uint32_t program_id; /* id of the program: see core_table */
     sym_usage used;
     struct sym_connection *next_used;
     int32_t is_used;   /* the connection is in the list `sym_gate.used` */
@@ -81,7 +81,7 @@ typedef struct sym_connection {
 /* Free the handles of a connection. The caller makes a connection as zeros. */
 void sym_connection_free(sym_connection *connection);
 /* Open a handle on a table that Python has. Return its number; 0: there is no memory. */
-uint64_t sym_handle_new(sym_connection *connection, core_table *table);
+uint64_t sym_handle_new(sym_connection *connection, core_table *table, int is_writable);
 /* Return the table of an open handle. NULL: no handle has this number. */
 core_table *sym_handle_find(const sym_connection *connection, uint64_t number);
 /* Note that Python has an object of the handle from now on. */

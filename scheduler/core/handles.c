@@ -53,18 +53,20 @@ int sym_handles_grow(sym_connection *connection, int64_t num) {
     return 1;
 }
 
-uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen) {
+uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen, int is_writable) {
     uint64_t number = ++connection->last_handle;
     connection->handles[place_of(connection, number)] = (sym_handle){number, table, is_seen};
     connection->num_handles++;
     connection->num_seen += is_seen;
-    table->program = connection->program_id;
-    core_changed(table);
+    if (is_writable && table->program != connection->program_id) {
+        table->program = connection->program_id;
+        core_changed(table);
+    }
     return number;
 }
 
-uint64_t sym_handle_new(sym_connection *connection, core_table *table) {
-    return sym_handles_grow(connection, 1) ? sym_handles_add(connection, table, 1) : 0;
+uint64_t sym_handle_new(sym_connection *connection, core_table *table, int is_writable) {
+    return sym_handles_grow(connection, 1) ? sym_handles_add(connection, table, 1, is_writable) : 0;
 }
 
 core_table *sym_handle_find(const sym_connection *connection, uint64_t number) {

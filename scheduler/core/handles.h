@@ -7,7 +7,7 @@
 /* Make room for `num` more handles. 0: there is no memory. */
 int sym_handles_grow(sym_connection *connection, int64_t num);
 /* Add a handle, and return its number. The caller has made room for the handle. */
-uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen);
+uint64_t sym_handles_add(sym_connection *connection, core_table *table, int is_seen, int is_writable);
 /* Add `num_pages`, which may be below 0, to the page count of a connection's unseen branches. */
 void sym_branches_grow(sym_connection *connection, int64_t num_pages);
 /* End the daemon if `outcome` is a failure: the core's books are wrong. The files on disk are intact. */

@@ -22,7 +22,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.lips.gateway.test_page import PLACE, say, until  # noqa: E402 - as above
+from tests.lips.gateway.pages import until  # noqa: E402 - as above
+from tests.lips.gateway.test_page import PLACE, say  # noqa: E402 - as above
 from tests.symphony.browser import Browser  # noqa: E402 - found by the line before
 from tests.symphony.launchers import end_launchers  # noqa: E402
 

@@ -59,7 +59,7 @@ static inline void close_handle(sym_connection *connection, uint64_t number, cor
 static inline void open_file(sym_connection *connection, core_table *file) {
     if (!core_may_hold(connection->holdings, CORE_HANDLE, 1, 0))
         return;
-    HOLDS(sym_handle_new(connection, file) == connection->last_handle);
+    HOLDS(sym_handle_new(connection, file, 1) == connection->last_handle);
     HOLDS(core_hold(connection->holdings, CORE_HANDLE, 1, 0) == CORE_DONE);
     pool.row.num_users[file->row]++;
 }

@@ -36,7 +36,7 @@ class Reader:
         """Whether the answer of a call is whole, and its rows, as kv_changes() puts it together."""
         lip = self.bench.lip()
         lip.credentials = self.creds
-        row, whole, found = 0, False, []
+        row, whole, found = 0, False, list[dict]()
         while True:
             args = (self.since, row, timeout_ms, 0)
             reply = self.changes.changes(SystemCall(lip, Request(Op.KV_CHANGES, 0, 1, 0, args, b"")))
@@ -234,7 +234,9 @@ def test_nothing_is_noted_before_the_first_reader_and_little_that_no_reader_has_
     for _ in range(1000):
         grow(file, 1)
         fs.kv_close(fs.kv_fork(ME, file, None))
-    assert core.last_change - reader.since <= 2001, "one for the file, and two for each fork: made, named by its number and closed"
+    assert core.last_change - reader.since <= 2001, (
+        "one for the file, and two for each fork: made, named by its number and closed"
+    )
     told = reader.see()[1]
     assert len([each for each in told if not each.get("gone")]) == 1
 
@@ -289,7 +291,12 @@ def test_branches_are_told_and_python_has_no_objects_of_them(tmp_path):
         num_objects = len(list(side.fs.volume.tree))
         _, found = await ann.ask()
         assert await bob.ask() == (False, [])
-        assert sorted((each["tokens"], each.get("shared", 0)) for each in found) == [(40, 0), (40, 40), (40, 40), (41, 40)]
+        assert sorted((each["tokens"], each.get("shared", 0)) for each in found) == [
+            (40, 0),
+            (40, 40),
+            (40, 40),
+            (41, 40),
+        ]
         assert {each["program"] for each in found} == {side.program.program.id}
         for branch in branches:
             await side.ask(close(branch))

@@ -196,6 +196,7 @@ document.addEventListener("keydown", (event) => {
     hide();
     asking?.abort();
 });
+showsTokens($("log"));
 
 // ---- metrics
 
@@ -222,6 +223,7 @@ document.addEventListener("visibilitychange", () => {
     if (document.hidden) forgetProof(); // browsers allow few connections to one server, for all its pages
     live();
 });
+onKey(refresh);
 show(null);
 refresh();
 live();

@@ -1,6 +1,7 @@
 """Fixtures: one gateway for all tests of clients, before the daemon of the programs. Tests of keys start their own."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,9 @@ import pytest
 
 from lips.gateway.keys import new_key
 from tests.forked import Forked
+from tests.lips.gateway.pages import HEIGHT, WIDTH
 from tests.lips.gateway.wire import running, until
+from tests.symphony.browser import Browser
 from tests.symphony.daemons import Daemon, a_daemon
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -200,3 +203,12 @@ def start_gateway(gateway_daemon):
     """Makes gateways with options of their own."""
     with gateways(gateway_daemon) as start:
         yield start
+
+
+@pytest.fixture
+def browser(tmp_path):
+    if shutil.which("chromium") is None:
+        pytest.skip("PAGE NOT OPENED IN A BROWSER: there is no chromium")
+    browser = Browser(tmp_path / "profile", WIDTH, HEIGHT)
+    yield browser
+    browser.close()

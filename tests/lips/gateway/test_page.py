@@ -1,24 +1,21 @@
 """The page at /, in a real browser, with the real gateway and the real model behind it."""
 
-import json
-import shutil
 import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from tests.lips.gateway.conftest import Gateway, gateways
+from tests.lips.gateway.pages import HEIGHT, TEXT, WIDTH, click, press, type_key, until
 from tests.lips.gateway.wire import CHAT, post, running, user
 from tests.lips.gateway.wire import until as until_true
 from tests.symphony.browser import Browser
 
 pytestmark = pytest.mark.slow
 
-WIDTH, HEIGHT = 1100, 700
 SHOWN = """document.getElementById("tip").hidden ? null : [...document.querySelectorAll("#tip tr")]
     .map((row) => [row.className, row.cells[0].textContent, row.cells[1].textContent])"""
 NAMES = """[...document.querySelectorAll("#sessions span:first-child")].map((each) => each.textContent)"""
@@ -26,18 +23,8 @@ PLACE = """(() => {
     const { left, top, width, height } = document.querySelectorAll(".token")[%d].getBoundingClientRect();
     return [left + width / 2, top + height / 2];
 })()"""
-TEXT = """document.getElementById("%s").textContent"""
 FILLED = f"""/^[0-9.]+ %$/.test({TEXT % "kv"})"""
 FOCUSED = """document.activeElement.id || document.activeElement.closest("ul, details")?.id || "more" """
-
-
-@pytest.fixture
-def browser(tmp_path):
-    if shutil.which("chromium") is None:
-        pytest.skip("PAGE NOT OPENED IN A BROWSER: there is no chromium")
-    browser = Browser(tmp_path / "profile", WIDTH, HEIGHT)
-    yield browser
-    browser.close()
 
 
 @pytest.fixture
@@ -51,21 +38,6 @@ def page(browser, gateway, http):
     assert browser.complaints == []
 
 
-def until(browser: Browser, condition: str) -> Any:
-    end_s = time.monotonic() + 60
-    while not (found := browser.run(condition)):
-        assert time.monotonic() < end_s, f"{condition}: {browser.run('document.body.innerText')}"
-        time.sleep(0.05)
-    return found
-
-
-def press(browser, key, text=""):
-    for kind in ("keyDown", "keyUp"):
-        more = {"text": text} if text and kind == "keyDown" else {}
-        number = {"Enter": 13, "Escape": 27, "Tab": 9}.get(key, 0)
-        browser.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, **more)
-
-
 def say(browser: Browser, text: str, *, ends: bool = True) -> None:
     browser.run("""document.getElementById("question").focus()""")
     browser.ask("Input.insertText", text=text)
@@ -73,15 +45,6 @@ def say(browser: Browser, text: str, *, ends: bool = True) -> None:
     if ends:
         until(browser, """!document.getElementById("send").hidden && document.querySelectorAll(".token").length > 0""")
         until(browser, f"{NAMES}.length > 0")
-
-
-def click(browser, element):
-    browser.run(f"""document.getElementById({json.dumps(element)}).click()""")
-
-
-def type_key(browser, key):
-    browser.run(f"""document.getElementById("key").value = {json.dumps(key)};
-        document.getElementById("key").dispatchEvent(new Event("change"))""")
 
 
 def test_a_conversation_is_had_looked_into_forked_undone_and_exported(page, gateway, http):
