@@ -143,6 +143,8 @@ def valid_calls() -> list[tuple[Op, int, int, tuple[int, ...], bytes, int]]:
         (Op.KV_READ, 0, 1, (0, 100), b"", often),
         (Op.KV_DU, 0, 0, (), b".", rare),
         (Op.KV_HOT, 0, 0, (100,), b"", often),
+        (Op.KV_CHANGES, 0, 0, (0, 0, 10), b"", often),
+        (Op.KV_CHANGES, 0, 0, (1, 1, 0), b"", rare),
         (Op.PRED, abi.ROWS_LAST, 1, (3, 0), tokens, rare),
         (Op.PRED, abi.ROWS_LAST, 1, (1, 0), i32(5), 2 * rare),  # as in decode loops
         (Op.PRED, abi.ROWS_LAST, 1, (1, 1), i32(5, 9), 2 * rare),

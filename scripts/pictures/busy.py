@@ -56,8 +56,41 @@ def search(random_: random.Random) -> None:
     threading.Event().wait()
 
 
+def swarm(random_: random.Random) -> None:
+    """Agents with one handbook, each with an answer of its own."""
+    base = sym.kv_open_or_compute("handbook.kv", sym.tokenize(HANDBOOK))
+    agents = [sym.kv_fork(base) for _ in range(6)]
+    for kv in agents:
+        list(sym.generate(kv, sym.tokenize(random_.choice(QUESTIONS)), max_tokens=random_.randint(10, 60)))
+    threading.Event().wait()
+
+
+def beam(_random: random.Random) -> None:
+    """Eight beams: each step keeps the eight likeliest of all continuations, and the files on the way to them."""
+    base = sym.kv_open_or_compute("beam.kv", sym.tokenize("The three best reasons to write are these:"))
+    first, levels = sym.kv_fork(base), list[list[sym.KV]]()
+    beams = [(0.0, first, sym.pred(first, sym.tokenize("\n")))]
+    for _ in range(3):
+        found = [(s + logprob, kv, token) for s, kv, dist in beams for token, logprob in dist.topk(8)]
+        best = sorted(found, key=lambda each: -each[0])[:8]
+        forks = [sym.kv_fork(kv) for _, kv, _ in best]
+        levels.append(forks)
+        beams = [(s, kv, sym.pred(kv, [token])) for (s, _, token), kv in zip(best, forks, strict=True)]
+    threading.Event().wait()
+
+
+def mcts(random_: random.Random) -> None:
+    """A tree search of 500 nodes, whose good nodes get most of the visits."""
+    nodes = [sym.kv_open_or_compute("mcts.kv", sym.tokenize("A proof in five steps:"))]
+    while len(nodes) < 500:
+        kv = sym.kv_fork(nodes[int(len(nodes) * random_.random() ** 3)])
+        sym.kv_write(kv, [random_.randint(100, 40000) for _ in range(random_.randint(1, 12))])
+        nodes.append(kv)
+    threading.Event().wait()
+
+
 if __name__ == "__main__":
-    KINDS = {"agent": agent, "chat": chat, "reader": reader, "search": search}
+    KINDS = {kind.__name__: kind for kind in (agent, chat, reader, search, swarm, beam, mcts)}
     if sys.argv[1] == "search":
         sym.kv_mkdir("plans", parents=True)
     KINDS[sys.argv[1]](random.Random(int(sys.argv[2])))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Screenshots of running programs: `symphony top`, and the gateway's page.
+"""Screenshots of running programs: `symphony top`, and the gateway's pages.
 
     .venv/bin/python scripts/pictures/shoot.py [--model smollm2] [--seconds 20] [--only gateway] [--out DIR]
 
@@ -30,7 +30,8 @@ from tests.symphony.launchers import end_launchers  # noqa: E402
 SYMPHONY = [sys.executable, "-m", "symphony"]
 PROGRAMS = [("agent", 4), ("chat", 3), ("reader", 1), ("search", 1)]
 TOP_SIZE = (100, 36)
-TALK_SIZE, NARROW_SIZE = (1100, 600), (420, 720)
+TALK_SIZE, NARROW_SIZE, TREE_SIZE = (1100, 600), (420, 720), (1100, 1000)
+TREES, NUM_FORKS = ["swarm", "beam", "mcts"], 6 + 25 + 499
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the programs run before a picture")
     parser.add_argument("--out", type=Path, default=HERE / "screens")
-    parser.add_argument("--only", choices=["gateway"], help="nothing else")
+    parser.add_argument("--only", choices=["gateway", "tree"], help="nothing else")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sy") as name:
@@ -46,8 +47,11 @@ def main() -> None:
         os.environ |= {"SYMPHONY_SOCKET": str(place / "s"), "XDG_RUNTIME_DIR": name, "PYTHONPATH": str(ROOT)}
         daemon = start(place, args.model)
         try:
-            talk(args.out)
+            if args.only != "tree":
+                talk(args.out)
             if args.only != "gateway":
+                look_at_tree(args.out)
+            if args.only is None:
                 run_programs(args.seconds)
                 (args.out / "top.svg").write_text(asyncio.run(look_at_top(args.seconds)), encoding="utf-8")
         finally:
@@ -120,6 +124,33 @@ def talk(out: Path) -> None:
         finally:
             browser.close()
             gateway.terminate()
+
+
+def look_at_tree(out: Path) -> None:
+    """Take pictures of the page /tree with a swarm, a beam search and a tree search, whose largest part is closed."""
+    command = [sys.executable, "-m", "lips.gateway", "--port", "0"]
+    for kind in TREES:
+        symphony("run", "--detach", "--name", kind, HERE / "busy.py", kind, 1)
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway,
+    ):
+        assert gateway.stderr is not None
+        browser = Browser(Path(profile), *TREE_SIZE)
+        try:
+            browser.go(gateway.stderr.readline().split()[1] + "/tree")
+            while not browser.run(f"""Number(document.getElementById("num-forks").textContent) >= {NUM_FORKS}"""):
+                time.sleep(1)
+            time.sleep(2)
+            for theme in ("light", "dark"):
+                browser.prefer(theme)
+                time.sleep(0.5)
+                (out / f"tree-{theme}.png").write_bytes(browser.picture())
+        finally:
+            browser.close()
+            gateway.terminate()
+    for kind in TREES:
+        symphony("kill", kind)
 
 
 if __name__ == "__main__":

@@ -173,6 +173,7 @@ def calls_of_files(kv: sym.KV) -> None:
     sym.kv_truncate(kv, len(PREFIX))
     sym.kv_read(kv)
     sym.kv_hot(5)
+    sym.kv_changes(sym.kv_changes().since, timeout=0.01)
     sym.kv_remove("extract.kv")
 
 

@@ -118,6 +118,8 @@ REFUSED = [
     (Op.FLEET_MACHINES, 0, (0, 0), b'["drain", 7]', errno.EINVAL, "the name of a machine"),
     (Op.FLEET_MACHINES, 0, (0, 0), b'["drain", ""]', errno.ENOENT, "this daemon is in no fleet"),
     (Op.SCRUB, 0, (-1, 0), b"", errno.EINVAL, "-1 bytes a second"),
+    (Op.KV_CHANGES, 0, (-1, 0), b"", errno.EINVAL, "no reply gives the place -1, 0"),
+    (Op.KV_CHANGES, 0, (0, -1), b"", errno.EINVAL, "no reply gives the place 0, -1"),
     (Op.SCRUB, 0, (0, 0), b"", errno.ENOTSUP, "keeps nothing on disk"),
     *(
         (op, 0, (0, 0), form.encode(), errno.EINVAL, "")
