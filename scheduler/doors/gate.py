@@ -109,6 +109,8 @@ class Gate:
 
         If the call may read all files, the commit takes 10 us for each file in the run.
         """
+        if operation.commits_itself:
+            return
         is_of_its_file = operation.is_of_its_file and not lip.program.limits.is_any
         file = lip.handles.get(request.handle) if is_of_its_file else None
         if file is None:

@@ -36,6 +36,8 @@ class Operation:
     """Maximum number of waiting calls of the program. Another call that may wait is refused. None: no check."""
     is_of_its_file: bool = False
     """Whether the call reads at most one file that the run may be extending: the file of its handle."""
+    commits_itself: bool = False
+    """Whether the operation itself commits what the run has computed, if it reads any of that."""
     opens: bool = False
     """Whether the answer is a new handle. The gate then checks the user's limit on handles."""
 
