@@ -69,7 +69,8 @@ void core_gone(core_table *table) {
     if (!pool->journal)
         return;
     int64_t *changed = pool->row.changed + table->row;
-    core_change *change = *changed > pool->read_change ? pool->journal + *changed % CORE_JOURNAL : add(pool);
+    const _Bool is_there = *changed > pool->read_change && *changed > pool->last_change - CORE_JOURNAL;
+    core_change *change = is_there ? pool->journal + *changed % CORE_JOURNAL : add(pool);
     *changed = 0;
     describe(table, change);
     change->row = CORE_NOBODY;
