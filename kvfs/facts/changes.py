@@ -1,9 +1,10 @@
 """Changes of KV files since an earlier change, as a user may see them.
 
 A user sees a file that it can find by listing directories. A file without a name is seen by its own uid, by root, and
-by connections that are confined to the domain that pays for the file. Facts that only readers of a file may know are
-left out for all others. That a name has gone is told by the number of the file alone, and to all users, because nothing
-is left whose rights could be asked. A confined connection hears of its domain only.
+by connections that are confined to the domain that pays for the file, or to a domain around it. Facts that only readers
+of a file may know are left out for all others. That a name has gone is told by the number of the file alone, and to all
+users, because nothing is left whose rights could be asked. A confined connection hears of its domain only, and of
+domains within it.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class ChangesReader:
     def _gone(self, core: Any, creds: Credentials, own: Account | None) -> FileChange | None:
         number = int(core.number)
         if creds.root is not None:
-            is_seen = own is not None and core.account == own.number
+            is_seen = self._is_paid_by(own, core)
         else:
             is_seen = bool(core.is_name) or creds.uid in {0, core.uid}
         if not is_seen:
@@ -121,13 +122,16 @@ class ChangesReader:
         is_older = self._volume.has_kv(number)  # an older version was closed
         return None if is_older else _described(core, None, gone=True)
 
+    def _is_paid_by(self, own: Account | None, core: Any) -> bool:
+        return own is not None and self._volume.pool.accounts.is_within(core.account, own)
+
     def _file(self, core: Any, creds: Credentials, own: Account | None) -> FileChange | None:
         inode, kv = self._volume.file_in(core.row)
         if inode is not None and inode.content is not kv:
             return None  # a version that only handles have
         uid = core.uid if inode is None else inode.uid
         if inode is None or not inode.names:
-            if not (creds.uid in {0, uid} if creds.root is None else own is not None and core.account == own.number):
+            if not (creds.uid in {0, uid} if creds.root is None else self._is_paid_by(own, core)):
                 return None
             return _described(core, None)
         path = path_for(self._volume, inode, creds)

@@ -357,6 +357,11 @@ class Accounts:
         account = self._accounts.get(number)  # unlike `of`, this makes no account
         return np.zeros(pages.size, np.bool_) if account is None else account.pages.all[pages] > 0
 
+    def is_within(self, number: int, domain: Account) -> bool:
+        """Whether an account is that of a domain, or of a domain within it. An account that is forgotten is not."""
+        account = self._accounts.get(number)
+        return account is not None and domain in account.chain()
+
     def is_exempt(self, uid: int) -> bool:
         """Whether a user is exempt from default limits."""
         return uid in self._exempt

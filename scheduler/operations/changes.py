@@ -100,8 +100,11 @@ class Changes:
     async def _go_on(self, answer: _Answer, creds: Credentials, end_s: float) -> Reply:
         """Look until the answer is complete, and wait for news until `end_s`."""
         while True:
-            num_looks = 1
+            num_looks, was_listing = 1, False
             while answer.is_more and answer.num_bytes < MOST_BYTES and num_looks < MOST_LOOKS:
+                if was_listing and not answer.place.row:
+                    break  # the list is complete: after 8,192 changes meanwhile, a further look would begin it again
+                was_listing = bool(answer.place.row)
                 await trio.lowlevel.checkpoint()
                 self._look(answer, creds)
                 num_looks += 1
@@ -118,7 +121,7 @@ class Changes:
     def _look(self, answer: _Answer, creds: Credentials) -> None:
         """Add to an answer what the next look finds."""
         self._note_moves()
-        if answer.place.since < self._anew:
+        if not answer.place.row and answer.place.since < self._anew:
             answer.place = Place()
         answer.place, begins, found = self._reader.look(answer.place, creds)
         if begins:

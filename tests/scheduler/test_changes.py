@@ -175,6 +175,26 @@ def test_a_connection_of_a_domain_is_told_of_the_domain_alone(bench, fs):
     assert reader.names() == ["b.kv"]
 
 
+def test_a_connection_of_a_domain_hears_what_goes_in_the_domains_within(bench, fs):
+    tree = fs.volume.tree
+    outer = tree.make(tree.root, b"d", stat.S_IFDIR, mode=0o700, uid=ANN.uid, gid=0)
+    fs.volume.domains.set_limit(outer, b"user.kv.quota", b"1G", ANN.uid)
+    inner = tree.make(outer, b"e", stat.S_IFDIR, mode=0o700, uid=ANN.uid, gid=0)
+    fs.volume.domains.set_limit(inner, b"user.kv.quota", b"1M", ANN.uid)
+    of_outer, of_inner = (Reader(bench, replace(ANN, root=root)) for root in (outer, inner))
+    fs.kv_close(make(fs, "d/a.kv", 0, ANN))
+    file = make(fs, "d/e/b.kv", 40, ANN)
+    fork = fs.kv_fork(of_inner.creds, file, None)
+    assert (of_outer.names(), of_inner.names()) == (["", "a.kv", "e/b.kv"], ["", "b.kv"])
+    fs.kv_close(fork)
+    fs.kv_close(file)
+    fs.kv_remove(ANN, "d/e/b.kv")
+    assert (of_outer.names(), of_inner.names()) == (["a.kv"], [])
+    fs.kv_remove(ANN, "d/a.kv")
+    assert of_outer.names() == []
+    assert of_inner.see() == (False, []), "the domain around it is not its own"
+
+
 def test_a_directory_that_is_closed_renamed_or_opened_lets_readers_begin_anew(bench, fs):
     fs.kv_mkdir(ANN, "d", 0o755)
     make(fs, "d/a.kv", 40, ANN)
@@ -237,6 +257,53 @@ def test_many_files_come_in_replies_of_bounded_size(bench, fs, reader):
         fs.kv_close(make(fs, f"{number:04}{'n' * 200}.kv"))
     assert len(reader.names()) == 1200
     assert 2 <= reader.num_replies <= 5
+
+
+def test_a_list_ends_even_if_the_journal_runs_over_meanwhile(fs, reader):
+    for number in range(4 * LOOKED_AT):
+        fs.kv_close(make(fs, f"{number}.kv"))
+
+    async def scenario():
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def change():
+                while True:
+                    for _ in range(lib.CORE_JOURNAL + 1):
+                        lib.core_change_of_none(fs.pool.core)
+                    await trio.lowlevel.checkpoint()
+
+            with trio.fail_after(10):
+                whole, found = await reader.ask()
+            assert (whole, len(found)) == (True, 4 * LOOKED_AT)
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario)
+
+
+def test_a_list_ends_even_if_directories_are_closed_and_opened_meanwhile(fs, reader):
+    for number in range(4 * LOOKED_AT):
+        fs.kv_close(make(fs, f"{number}.kv"))
+    fs.kv_mkdir(ME, "d", 0o700)
+    make(fs, "d/a.kv")
+
+    async def scenario():
+        clock = trio.lowlevel.current_clock()
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def change():
+                while True:
+                    fs.kv_chmod(ME, "d", 0o700)
+                    clock.jump(ANEW_S)
+                    await trio.lowlevel.checkpoint()
+
+            with trio.fail_after(200 * ANEW_S):
+                whole, found = await reader.ask()
+            assert (whole, len(found)) == (True, 4 * LOOKED_AT + 1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(scenario, clock=MockClock())
 
 
 def test_nothing_is_noted_before_the_first_reader_and_little_that_no_reader_has_read(fs, reader):
