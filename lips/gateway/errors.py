@@ -31,6 +31,8 @@ STATUSES = {
     errno.EACCES: 403,
     errno.EPERM: 403,
     errno.EXDEV: 403,
+    errno.EISDIR: 400,
+    errno.ENOTDIR: 400,
     errno.ENAMETOOLONG: 400,
     errno.EAGAIN: 429,
     errno.EDQUOT: 429,

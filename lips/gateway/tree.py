@@ -48,7 +48,7 @@ async def changes(request: Request) -> Streamed:
         tenant.num_streams += 1
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_stream, tenant, since, outlet)
+                tasks.start_soon(_stream, request, tenant, since, outlet)
                 await gateway.ending.wait()
                 tasks.cancel_scope.cancel()
         finally:
@@ -57,11 +57,12 @@ async def changes(request: Request) -> Streamed:
     return Streamed(answer, lambda error: event(openai_form(error)))
 
 
-async def _stream(tenant: Tenant, since: int, outlet: Outlet) -> None:
+async def _stream(request: Request, tenant: Tenant, since: int, outlet: Outlet) -> None:
     names = _Names()
     with tenant.use():
         while True:
             found = await sym.aio.kv_changes(since, timeout=ALIVE_S)
+            await asker(request)  # ApiError: the key was withdrawn since the last event
             since = found.since
             data: dict[str, Any] = {"since": since, "files": [_facts(file) for file in found.files]}
             if found.whole:

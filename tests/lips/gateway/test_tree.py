@@ -122,6 +122,7 @@ def test_the_keyboard_opens_closes_and_reads_and_each_token_has_its_alternatives
 
 def test_probabilities_are_those_of_the_model_and_leave_nothing_behind(tiny, here, program):
     daemon = here.daemon
+    assert tiny.get("/tree/tokens?path=plan.kv").json()["tokens"] == 45  # the first request makes directories
     before = daemon.stat()["used_files"]
     odds = tiny.post("/tree/odds", json={"path": "plan.kv", "first": 0}).json()["odds"]
     assert (len(odds), odds[0]) == (45, None)
@@ -229,6 +230,24 @@ def test_a_key_shows_its_own_tenants_files_and_forks_and_no_others(keyed):
     with keyed.gateway.client() as nobody:
         for path in ("/tree/changes", "/tree/tokens?path=a"):
             assert nobody.get(path).status_code == 401
+
+
+def test_a_stream_ends_when_its_key_is_withdrawn(keyed):
+    key = keyed.key(name="withdrawn")
+    with keyed.gateway.client(key) as client, client.stream("GET", "/tree/changes") as answer:
+        events = (json.loads(each.removeprefix("data: ")) for each in answer.iter_lines() if each)
+        assert next(events)["whole"]
+        kept = [line for line in keyed.path.read_text().splitlines(keepends=True) if not line.startswith("withdrawn ")]
+        keyed.path.write_text("".join(kept))
+        assert next(events)["error"]["code"] == "invalid_api_key"
+        assert not list(events)
+
+
+@pytest.mark.parametrize("path", [".", "plan.kv/a"])
+def test_a_path_that_is_no_file_is_refused(tiny, program, path):
+    assert tiny.get("/tree/tokens", params={"path": path}).status_code in {400, 404}
+    assert tiny.post("/tree/odds", json={"path": path, "first": 0}).status_code in {400, 404}
+    assert program.poll() is None
 
 
 @pytest.mark.parametrize("query", ["since=-1", "since=x", "since=" + "9" * 30, "since=\u0661"])
