@@ -64,12 +64,16 @@ function hang(node, origin) {
     above?.children.add(node);
 }
 
-/** @param {Node} node */
+/** Drop a file, and those above it that only stayed because of it. @param {Node | null} node */
 function drop(node) {
-    nodes.delete(node.facts.ino);
-    node.origin?.children.delete(node);
-    for (const child of node.children) child.origin = null;
-    if (node.origin?.goneAt && !node.origin.children.size) drop(node.origin);
+    while (node) {
+        /** @type {Node | null} */
+        const above = node.origin;
+        nodes.delete(node.facts.ino);
+        above?.children.delete(node);
+        for (const child of node.children) child.origin = null;
+        node = above?.goneAt && !above.children.size ? above : null;
+    }
     isNew = true;
 }
 

@@ -186,6 +186,27 @@ def test_of_many_files_few_are_elements_and_a_search_finds_one(tree, here):
         here.daemon.run("import shutil; shutil.rmtree(os.path.join(sym.model_info().mount, 'many'))")
 
 
+def test_forks_of_forks_fade_however_deep_they_are(tree, here):
+    chain = here.daemon.program(
+        """
+        kv = sym.kv_create()
+        sym.kv_write(kv, [7] * 3)
+        for _ in range(15_000):
+            fork = sym.kv_fork(kv)
+            kv.close()
+            kv = fork
+        print(flush=True)
+        sys.stdin.read()
+        """
+    )
+    assert chain.stdout.readline() == "\n"
+    until(tree, """document.getElementById("num-forks").textContent === "1" """)
+    tree.run("""window.faults = []; window.onerror = (text) => { window.faults.push(text); }""")
+    chain.communicate(timeout=60)
+    until(tree, f"{ROWS}.length === 0")
+    assert tree.run("window.faults") == []
+
+
 def test_all_that_can_be_used_has_a_name_and_can_be_reached_and_nothing_sticks_out(tree, program):
     until(tree, f"{ROWS}.length === 3")
     nodes = tree.ask("Accessibility.getFullAXTree")["nodes"]
