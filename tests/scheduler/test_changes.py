@@ -287,8 +287,9 @@ def test_a_list_ends_even_if_directories_are_closed_and_opened_meanwhile(fs, rea
     fs.kv_mkdir(ME, "d", 0o700)
     make(fs, "d/a.kv")
 
+    clock = MockClock()
+
     async def scenario():
-        clock = trio.lowlevel.current_clock()
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
@@ -303,7 +304,7 @@ def test_a_list_ends_even_if_directories_are_closed_and_opened_meanwhile(fs, rea
             assert (whole, len(found)) == (True, 4 * LOOKED_AT + 1)
             nursery.cancel_scope.cancel()
 
-    trio.run(scenario, clock=MockClock())
+    trio.run(scenario, clock=clock)
 
 
 def test_nothing_is_noted_before_the_first_reader_and_little_that_no_reader_has_read(fs, reader):
