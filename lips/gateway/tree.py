@@ -6,6 +6,7 @@ on request over a fork, which is closed afterwards, and are charged as the token
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ import libsym as sym
 from lips.gateway.asgi import Json, Outlet, Streamed, event
 from lips.gateway.errors import ApiError, openai_form
 from lips.gateway.gateway import Gateway
+from lips.gateway.keys import OneKey
 from lips.gateway.logprobs import token_forms
 from lips.gateway.reader import asker
 from lips.gateway.tenants import Tenant
@@ -37,9 +39,23 @@ ODDS_TOKENS, TOP = 64, 5
 _FACTS = tuple(name for name in sym.KvChange.__slots__ if name != "ino")
 
 
+async def _reader(request: Request) -> tuple[Gateway, Tenant]:
+    """Return the gateway and the tenant whose files a request may see. The connection of the gateway's one key sees all
+    that the gateway's account sees, so only that account and root on this machine may use it here.
+    """
+    gateway, tenant = await asker(request)
+    if isinstance(gateway.keys, OneKey) and request.state.uid not in {0, os.geteuid()}:
+        raise ApiError(
+            403,
+            "without --keys this server shows the account's files only to programs of its own account and of root on "
+            "this machine",
+        )
+    return gateway, tenant
+
+
 async def changes(request: Request) -> Streamed:
     """Stream what has happened to files since a change."""
-    gateway, tenant = await asker(request)
+    gateway, tenant = await _reader(request)
     since = _number(request, "since", 0)
 
     async def answer(outlet: Outlet) -> None:
@@ -62,7 +78,7 @@ async def _stream(request: Request, tenant: Tenant, since: int, outlet: Outlet) 
     with tenant.use():
         while True:
             found = await sym.aio.kv_changes(since, timeout=ALIVE_S)
-            await asker(request)  # ApiError: the key was withdrawn since the last event
+            await _reader(request)  # ApiError: the key was withdrawn since the last event
             since = found.since
             data: dict[str, Any] = {"since": since, "files": [_facts(file) for file in found.files]}
             if found.whole:
@@ -102,7 +118,7 @@ class _Names:
 
 async def tokens(request: Request) -> Response:
     """Return the texts of a file's tokens, from the token `first` on."""
-    gateway, tenant = await asker(request)
+    gateway, tenant = await _reader(request)
     path, first = _path(request), _number(request, "first", 0)
     with tenant.use():
         async with await sym.aio.kv_open(path) as kv:
@@ -114,7 +130,7 @@ async def tokens(request: Request) -> Response:
 
 async def odds(request: Request) -> Response:
     """Compute the distributions that ODDS_TOKENS tokens of a file were drawn from, over a fork of the file."""
-    gateway, tenant = await asker(request)
+    gateway, tenant = await _reader(request)
     fields = await gateway.fields_of(request, tenant)
     path, first = fields.required("path"), fields.required("first")
     if not isinstance(path, str) or type(first) is not int or first < 0:

@@ -1,12 +1,14 @@
 """The page at /tree, in a real browser: forks as they live, the text of a file, hostile names, and who sees what."""
 
 import json
+import os
 from contextlib import ExitStack
 
 import pytest
 
 from lips.gateway.tree import MAX_STREAMS
 from tests.lips.gateway.conftest import gateways
+from tests.lips.gateway.test_doors import OTHER, needs_root
 from tests.lips.gateway.pages import HEIGHT, WIDTH, press, until
 from tests.lips.gateway.wire import CHAT, post, user
 from tests.symphony.daemons import a_daemon
@@ -251,6 +253,21 @@ def test_a_key_shows_its_own_tenants_files_and_forks_and_no_others(keyed):
     with keyed.gateway.client() as nobody:
         for path in ("/tree/changes", "/tree/tokens?path=a"):
             assert nobody.get(path).status_code == 401
+
+
+@needs_root
+def test_another_account_with_the_one_key_sees_no_files(here, program):
+    with here.client(here.key) as client:
+        os.seteuid(OTHER)
+        try:
+            assert client.get("/v1/models").status_code == 200
+            refused = [client.get("/tree/changes"), client.get("/tree/tokens?path=plan.kv")]
+            refused.append(client.post("/tree/odds", json={"path": "plan.kv", "first": 0}))
+        finally:
+            os.seteuid(0)
+    assert [each.status_code for each in refused] == [403] * 3
+    assert "of its own account" in refused[1].text
+    assert program.poll() is None
 
 
 def test_a_stream_ends_when_its_key_is_withdrawn(keyed):
