@@ -73,7 +73,8 @@ static inline void open_pool(void) {
     void **of_rows[] = {(void **)&row->last_use_s,   (void **)&row->num_uses,       (void **)&row->gap_s,
                         (void **)&row->gap_spread_s, (void **)&row->num_users,      (void **)&row->priority,
                         (void **)&row->is_cold,      (void **)&row->pinned_until_s, (void **)&row->wanted_until_s,
-                        (void **)&row->went_down,    (void **)&row->next_row,       (void **)&row->table};
+                        (void **)&row->went_down,    (void **)&row->next_row,       (void **)&row->table,
+                        (void **)&row->changed};
     for (size_t i = 0; i < sizeof of_rows / sizeof *of_rows; i++)
         *of_rows[i] = zeros(ROWS, sizeof(double));
     row->latest_gaps_s = zeros(ROWS, sizeof *row->latest_gaps_s);
