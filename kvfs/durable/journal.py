@@ -23,11 +23,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import chain, islice, pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any, Protocol, TypeAlias
 
 from kvfs.base.bell import Bell
-from kvfs.names.content import Content, KvFile
+from kvfs.names.content import KvFile
 from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
 from kvfs.pages.accounts import AccountLimits
 
@@ -487,11 +487,11 @@ class Journal(Changes):
             if inode.names or inode.parent is not None:
                 self._make_dirty(inode, min(since, self._pop_dirty(inode, since)))
 
-    def first_operations(self, most: int | None = None) -> list[NameChange]:
-        """Return the operations that the next commit may take, at most `most`, or as many as a cut takes."""
+    def first_operations(self) -> list[NameChange]:
+        """Return the operations that the next commit may take."""
         numbers = reversed(self._pass[-LOOKED_AT:]) if self._pass else islice(self.operations, LOOKED_AT)
         changes = (self.operations[number] for number in numbers if number in self.operations)
-        return list(islice((change for change in changes if not self.waits(change)), most or self.a_cut))
+        return list(islice((change for change in changes if not self.waits(change)), self.a_cut))
 
     def waits(self, change: NameChange) -> bool:
         """Return whether an operation gives a name to a file that can't be written."""
@@ -510,11 +510,9 @@ class Journal(Changes):
         """Remove from `noted` the inodes that are gone, or that have no large attributes in memory any more."""
         self.noted = dict.fromkeys(each for each in self.noted if each.xattrs.held_bytes and not is_gone(each))
 
-    def first_dirty(self, count: int, last: Container[Content | None] = frozenset()) -> list[Inode]:
-        """Return the writable inodes that have been dirty longest. Inodes with the contents in `last` come last."""
-        first = (each for each in self.dirty if each not in self.left_out and each.content not in last)
-        rest = (each for each in self.dirty if each not in self.left_out and each.content in last)
-        return list(islice(chain(first, rest), count))
+    def first_dirty(self, count: int) -> list[Inode]:
+        """Return the writable inodes that have been dirty longest."""
+        return list(islice((inode for inode in self.dirty if inode not in self.left_out), count))
 
 
 class _Counts:

@@ -20,7 +20,7 @@ import errno
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, repeat
@@ -44,7 +44,7 @@ from kvfs.durable.sums import Summer
 from kvfs.durable.superblock import sync_directory
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
-from kvfs.names.plain import PlainFile, sync_all
+from kvfs.names.plain import PlainFile
 from kvfs.names.tree import ROOT_NUMBER
 from kvfs.pages.free_list import IntArray
 from kvfs.volume.storage import Reading, StorageStatistics
@@ -63,8 +63,6 @@ GIVE_BACK_BYTES = 64 << 20
 """A commit begins when the slots freed since the last commit have more bytes than this. The commit returns the bytes to
 the file system.
 """
-SMALL_BYTES = 256 << 10
-"""Plain files up to this size are synced several in a job. Larger files have a deadline each."""
 LOOK_S = 0.5
 """Time between two checks of how many bytes are dirty."""
 AGAIN_S = 5.0
@@ -179,7 +177,7 @@ class Keeper:
         if self.damage:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
-        self._disk_room = DiskRoom(state.directory, self.jobs, self._other_bytes, volume.disk.unwritten)
+        self._disk_room = DiskRoom(state.directory, self.jobs, self._other_bytes)
         self.pages_out = PagesOut(volume, self._files[own], self.slots[own], self.jobs, self.require_room)
         self._expiring, self._pinned, self._backing = restored.expiring, restored.pinned, restored.backing
         contents = [inode.content for inode in volume.tree]
@@ -314,9 +312,7 @@ class Keeper:
         await self._settle()
         while journal.has_operation(number) and journal.is_long(inode):
             error: SymError | None = None
-            unready = [*self._cutter.unready(journal.first_operations()), *self._cutter.holding_up(inode)]
-            await self._write_small(unready)
-            for each in unready:
+            for each in (*self._cutter.unready(journal.first_operations()), *self._cutter.holding_up(inode)):
                 try:
                     await self._write_or_make_room(each)
                 except SymError as failure:
@@ -356,12 +352,10 @@ class Keeper:
             return len(files) + num_changes_left() + len(self._inherited)
 
         before, mark, last_pass = -1, self._journal.num_passes, self._journal.last_dirty_pass
-        failed = set[Content | None]()
         while True:
-            error = await self._write_back(failed)
+            error = await self._write_back()
             self._is_full = error is not None and error.errno == errno.ENOSPC
-            # even after an error, because removals make room, and other files can be written
-            left = await self._commit(num_left, others=OTHERS_A_CUT, is_apart=bool(failed))
+            left = await self._commit(num_left, others=OTHERS_A_CUT)  # even after an error, because removals make room
             is_stuck = left == before and self._has_looked(mark) and self._journal.num_dirty_passes >= last_pass
             if error is not None and (not left or is_stuck):
                 raise error
@@ -594,8 +588,7 @@ class Keeper:
                 self._journal.bell.ring()
 
     def _is_much_dirty(self) -> bool:
-        is_much = self._volume.disk.unwritten.are_many or self._dirty_bytes() > WRITE_BACK_BYTES
-        return is_much or self.is_behind
+        return self.is_behind or self._dirty_bytes() > WRITE_BACK_BYTES
 
     def _dirty_bytes(self) -> int:
         """Return the bytes of pages that lack slots, in the few files that have been dirty longest."""
@@ -603,49 +596,22 @@ class Keeper:
         missing = [self.pages_out.missing(kv, kv.table.length).size for kv in dirty if isinstance(kv, KvFile)]
         return sum(missing) * self._volume.pool.page_bytes
 
-    async def _write_back(self, failed: set[Content | None]) -> SymError | None:
+    async def _write_back(self) -> SymError | None:
         """Write some dirty files' bytes to disk, so that the next commit can take the files. Return the first error, or
-        None. `failed`: contents that could not be written before, whose turn comes last; it gets those that fail now.
+        None.
         """
-        contents = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT, failed)]
+        first_error: SymError | None = None
+        contents = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT)]
         waiting = self._cutter.unready(self._journal.first_operations())
         inherited = [self._inherited.popleft() for _ in range(min(len(self._inherited), OTHERS_A_CUT))]
-        distinct = dict.fromkeys([*contents, *waiting, *inherited])
-        errors = await self._write_small(distinct, self._unwritten() if failed or self._journal.left_out else ())
-        for content in distinct:
-            if content not in errors:
-                try:
-                    await self._write(content)
-                except SymError as error:
-                    errors[content] = error
-        self._inherited += [each for each in inherited if each in errors and not each.sync_failed]
-        failed.update(errors)
-        return next(iter(errors.values()), None)
-
-    def _unwritten(self) -> list[PlainFile]:
-        """Return files without a backing file that may hold up the next commit, if it overtakes operations."""
-        changes = self._journal.first_operations(len(self._journal.operations))
-        return [each for each in self._cutter.unready(changes) if isinstance(each, PlainFile) and not each.exists]
-
-    async def _write_small(
-        self, contents: Iterable[Content | None], unwritten: Sequence[PlainFile] = ()
-    ) -> dict[Content | None, SymError]:
-        """Sync those of the files that are small plain files, in one job. Return the errors of files that failed. The
-        files in `unwritten` get backing files.
-        """
-        plain = dict.fromkeys(each for each in contents if isinstance(each, PlainFile))
-        small = [each for each in plain if each.is_dirty and each.size <= SMALL_BYTES]
-        if not small and not unwritten:
-            return {}
-        try:
-            failed = await self.jobs.do(partial(sync_all, small, unwritten))
-        except Exception as error:  # noqa: BLE001 - as in `_write`
-            failed = dict.fromkeys(small, as_ours(error))
-        errors = dict[Content | None, SymError]()
-        for content, ours in failed.items():
-            self._failed(ours)
-            errors[content] = ours
-        return errors
+        for content in dict.fromkeys([*contents, *waiting, *inherited]):
+            try:
+                await self._write(content)
+            except SymError as error:
+                first_error = first_error or error
+                if content in inherited and not content.sync_failed:
+                    self._inherited.append(content)
+        return first_error
 
     async def _write(self, content: Content | None) -> None:
         """Write the bytes of a file to the disk."""

@@ -34,12 +34,12 @@ class Descriptor:
 
     __slots__ = ("_removals", "number")
 
-    def __init__(self, removals: Removals, number: int) -> None:
+    def __init__(self, removals: Removals, path: Path, flags: int) -> None:
         self._removals = removals
-        self.number = number
+        self.number = removals.disk.open(path, flags)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # at exit no thread can start
+        if hasattr(self, "number") and not sys.is_finalizing():  # at exit no thread can start
             self._removals.close(self.number)
 
 
