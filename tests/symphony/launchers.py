@@ -46,9 +46,11 @@ class Launchers:
         self._clients: list[subprocess.Popen] = []
 
     def script(self, source: str, name: str = "prog.py") -> Path:
+        """Write a program. The file changes at once: an earlier program that starts now never reads a part of it."""
         path = self.directory / name
-        path.write_text("import os, signal, sys, time\n" + textwrap.dedent(source))
-        return path
+        new = path.with_name(f"{path.name}.new")
+        new.write_text("import os, signal, sys, time\n" + textwrap.dedent(source))
+        return new.rename(path)
 
     def symphony(
         self, *words: object, check: bool = True, text: bool = True, **how: Any
