@@ -81,7 +81,6 @@ TEST = [
     "prometheus-client>=0.21,<1",
     "pytest>=8.3,<10",
     "pytest-timeout>=2.3,<3",
-    "pytest-xdist>=3.6,<4",
     "ruff>=0.17.5,<0.18",
     "safetensors>=0.5,<1",
     "transformers>=4.57,<6",

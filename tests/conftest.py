@@ -1,6 +1,5 @@
 """Settings of the whole test process. They are made before any test module is imported."""
 
-import atexit
 import gc
 import inspect
 import os
@@ -17,6 +16,7 @@ import pytest
 
 from tests.forked import Forked, Forker
 from tests.patches import Patches
+from tests.workers import pytest_addoption, pytest_configure  # noqa: F401 - hooks
 
 # Triton decides at its import whether kernels run in its interpreter, and transformers imports Triton.
 # On a machine with a GPU, TRITON_INTERPRET=0 runs the kernel tests there.
@@ -44,20 +44,6 @@ OWN_PROCESSES = {"start_daemon", "own_launchers", "start_gateway"}
 gc.disable()  # imports of tests leave little garbage; `pytest_collection_finish` enables collections
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let a worker of xdist end without freeing its objects, which takes seconds. Its results were sent before.
-
-    No handler of `atexit` that removes something is registered yet, so `_exit` runs after all of these.
-    """
-    if hasattr(config, "workerinput"):
-        atexit.register(_exit, os.getpid())
-
-
-def _exit(worker: int) -> None:
-    if os.getpid() == worker:  # and not a process that a test has forked
-        os._exit(0)
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files first whose tests may take long, as their timeouts say. Else one worker has them in the end."""
     long = {item.path for item in items if item.get_closest_marker("timeout")}
@@ -77,7 +63,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Let libraries look at their objects and free them. Some of them name each object that is left."""
-    if not hasattr(session.config, "workerinput"):
+    if session.config.option.processes == 1:
         gc.unfreeze()
 
 

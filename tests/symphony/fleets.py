@@ -1,6 +1,5 @@
 """Whole daemons of a fleet, with an etcd of their own."""
 
-import os
 import random
 import socket
 import subprocess
@@ -8,11 +7,12 @@ from contextlib import suppress
 
 from tests.symphony.daemons import SYMPHONY, Daemon
 from tests.symphony.etcd import EtcdServer
+from tests.workers import worker_number
 
 
 def _ports():
     """Yield ports that neither the kernel nor Ray gives to other processes. Each worker of the tests has a part."""
-    worker, num_workers = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), 8
+    worker, num_workers = worker_number(), 8
     for port in random.sample(range(20_000 + worker % num_workers, 32_000, num_workers), 1_000):
         with suppress(OSError):
             socket.create_server(("", port)).close()

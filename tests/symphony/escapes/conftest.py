@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.symphony.escapes.house import NoPython, opened_house
+from tests.workers import worker_number
 
-WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-ANN, BOB = 2001 + 10 * WORKER, 2002 + 10 * WORKER
-"""Users other than root. Each test worker has its own, because the kernel limits some resources of a user."""
+ANN, BOB = 2001, 2002
+"""Users other than root. Each worker has its own, ten more each, because the kernel limits some resources of a user."""
 
 
 @pytest.fixture(scope="session")
@@ -32,12 +32,12 @@ def root(house):
 
 @pytest.fixture(scope="session")
 def ann(house):
-    return _user(house, ANN)
+    return _user(house, ANN + 10 * worker_number())
 
 
 @pytest.fixture(scope="session")
 def bob(house):
-    return _user(house, BOB)
+    return _user(house, BOB + 10 * worker_number())
 
 
 def _user(house, uid):
