@@ -1,7 +1,8 @@
 """Worker processes that share the tests, as `--processes NUM` asks: forks of one process that has collected the tests.
 
 Workers of pytest-xdist import and collect all tests once each, which takes six seconds of a processor for a worker.
-A worker takes the next file of tests when it is done with one. So fixtures of a module are made once.
+A worker asks for a file of tests when it is done with one, so fixtures of a module are made once. Half of the workers
+begin with the first file, the others with the last: tests that wait lie close together, and other tests compute then.
 """
 
 import atexit
@@ -11,7 +12,7 @@ import pickle
 import signal
 import sys
 import traceback
-from functools import partial
+from collections import deque
 from itertools import groupby, pairwise
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -51,6 +52,8 @@ class Workers:
         """Descriptor that tells of a worker's end: its process, and where its reports come."""
         self._running: dict[Connection, str] = {}
         """Tests that run now."""
+        self._left = deque[int]()
+        """Groups of tests that no worker has asked for yet."""
         self._status: int | None = None
         atexit.register(self._leave)  # the first to be registered, and the last to run
 
@@ -59,33 +62,31 @@ class Workers:
         if session.testsfailed:  # in the collection, as pytest tells
             return None
         groups: Groups = [[*group] for _, group in groupby(session.items, lambda item: item.path)]
-        queue, asked = os.pipe()
-        os.write(asked, b"".join(number.to_bytes(2) for number in range(len(groups))))
-        os.close(asked)
+        self._left.extend(range(len(groups)))
         directory = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         try:
             for number in range(self._num):
-                self._start(session, groups, queue, directory / f"worker{number}")
+                self._start(session, groups, directory / f"worker{number}")
             while self._ends:
                 self._hear(session.config)
                 if session.shouldfail or session.shouldstop:
                     raise session.Failed(session.shouldfail or session.shouldstop)
-            if os.read(queue, 2):
+            if self._left:
                 session.shouldfail = "all workers have ended, and files of tests are left"
                 raise session.Failed(session.shouldfail)
         finally:
-            os.close(queue)
             for pid, _ in self._ends.values():
                 os.kill(pid, signal.SIGINT)
             for pid, _ in self._ends.values():
                 os.waitpid(pid, 0)
         return True
 
-    def _start(self, session: pytest.Session, groups: Groups, queue: int, directory: Path) -> None:
-        theirs, ours = Pipe(duplex=False)
+    def _start(self, session: pytest.Session, groups: Groups, directory: Path) -> None:
+        theirs, ours = Pipe()
         pid = os.fork()
         if not pid:
-            Worker(session, ours, directory).run(groups, queue)
+            theirs.close()
+            Worker(session, ours, directory).run(groups)
         ours.close()
         self._ends[os.pidfd_open(pid)] = pid, theirs
 
@@ -97,7 +98,7 @@ class Workers:
             while worker.poll():
                 try:
                     kind, told = pickle.loads(worker.recv_bytes())
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     break
                 self._show(config, worker, kind, told)
         for end in self._ends.keys() & {*ready}:
@@ -116,6 +117,9 @@ class Workers:
         if kind == "report":
             report = config.hook.pytest_report_from_serializable(config=config, data=told)
             config.hook.pytest_runtest_logreport(report=report)
+        elif kind == "next":
+            is_first = told % 2 == 0
+            worker.send(None if not self._left else self._left.popleft() if is_first else self._left.pop())
         elif kind == "start":
             self._running[worker] = told
         else:
@@ -151,13 +155,13 @@ class Worker:
         capture.suspend_global_capture()
         config.pluginmanager.register(self)
 
-    def run(self, groups: Groups, queue: int) -> None:
+    def run(self, groups: Groups) -> None:
         """Run files until none is left, and end this process."""
         status = 1
         try:
-            self._run(groups, queue)
+            self._run(groups)
             status = 0
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EOFError):  # the first process wants no more
             pass
         except BaseException:  # noqa: BLE001 - told, and this process ends
             traceback.print_exc()
@@ -166,12 +170,12 @@ class Worker:
                 atexit._run_exitfuncs()
             os._exit(status)
 
-    def _run(self, groups: Groups, queue: int) -> None:
+    def _run(self, groups: Groups) -> None:
         protocol: Any = self._session.config.hook.pytest_runtest_protocol
         try:
-            for number in iter(partial(os.read, queue, 2), b""):
+            for number in iter(self._next, None):
                 # The session as the next item ends all fixtures but its own. The next file is nobody's yet.
-                for item, following in pairwise([*groups[int.from_bytes(number)], self._session]):
+                for item, following in pairwise([*groups[number], self._session]):
                     self._send("start", item.nodeid)
                     protocol(item=item, nextitem=following)
         except KeyboardInterrupt:
@@ -179,6 +183,10 @@ class Worker:
             raise
         finally:
             self._session._setupstate.teardown_exact(None)
+
+    def _next(self) -> int | None:
+        self._send("next", worker_number())
+        return self._reports.recv()
 
     def _send(self, kind: str, told: object) -> None:
         self._reports.send_bytes(pickle.dumps((kind, told)))
