@@ -158,6 +158,7 @@ def test_a_program_that_fails_is_started_again_so_often_until_it_succeeds_or_som
     done = launchers.symphony(*words, "on-failure:2", fails, input="once", check=False)
     given, pids = done.stdout.split()[::2], done.stdout.split()[1::2]
     assert (given, len(set(pids)), done.returncode) == (["'once'", "''", "''"], 3, 3)
+    launchers.daemon.wait_for("end")
     assert [each["do"] for each in launchers.daemon.told if each["do"] in ("start", "end")] == ["start", "end"]
     assert launchers.program("prog")["restarts"] == 2
     succeeds = launchers.script("open('runs', 'a').write('x'); sys.exit(len(open('runs').read()) < 2)")
