@@ -61,10 +61,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish() -> None:
     """Let libraries look at their objects and free them. Some of them name each object that is left."""
-    if session.config.option.processes == 1:
-        gc.unfreeze()
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
