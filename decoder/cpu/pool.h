@@ -45,6 +45,15 @@ static inline long pool_take(struct pool *p) {
     return atomic_fetch_add_explicit(&p->next_unit, 1, memory_order_relaxed);
 }
 
+/* Take a unit beside the one that the thread computes now, so that the thread can prefetch its data. Return `units`,
+ * the number of units in this phase, if each thread has at most one: another thread would idle meanwhile. */
+static inline long pool_take_ahead(struct pool *p, long units) { return units > p->active ? pool_take(p) : units; }
+
+/* Return the unit that was taken ahead, or take one. */
+static inline long pool_take_after(struct pool *p, long units, long ahead) {
+    return ahead < units ? ahead : pool_take(p);
+}
+
 /* Wait until all active threads have arrived. The last thread to arrive also resets the units for the next phase.
  * `active` is a copy that the thread made when the job began. After the job's last pool_meet, the caller may already
  * have begun another job. So from then on, a worker may not read shared data. */

@@ -445,13 +445,13 @@ static void phase_product(struct walker *w, struct product p, const struct sourc
     group = at_most(group, panels / (8 * pool->active));
     if (group < 1)
         group = 1;
-    long groups = divide_up(panels, group), blocks = divide_up(rows, ROW_BLOCK);
-    for (long unit = pool_take(pool), next; unit < groups * blocks; unit = next) {
+    long groups = divide_up(panels, group), blocks = divide_up(rows, ROW_BLOCK), units = groups * blocks;
+    for (long unit = pool_take(pool), next; unit < units; unit = pool_take_after(pool, units, next)) {
         long first = unit / groups * ROW_BLOCK, panel = unit % groups * group;
         long last = at_most(first + ROW_BLOCK, rows), end = at_most(panel + group, panels);
-        next = pool_take(pool);
+        next = rows > 1 ? pool_take_ahead(pool, units) : units; /* the product of one row prefetches nothing */
         for (; panel < end; panel++) {
-            long ahead = panel + 1 < end ? panel + 1 : next < groups * blocks ? next % groups * group : panel;
+            long ahead = panel + 1 < end ? panel + 1 : next < units ? next % groups * group : panel;
             p.ahead = p.w->data + ahead * panel_bytes(p.w);
             w->d->kernels->product(&p, panel, first, last);
         }
@@ -518,10 +518,11 @@ static void phase_store(struct walker *w, long layer) {
 
 static void phase_attend(struct walker *w, struct plan *plan, long layer, int fused) {
     struct sym_decoder *d = w->d;
+    struct pool *pool = &d->pool;
     long kv_heads = d->model.shape.kv_heads;
-    long attending = plan->num_units * kv_heads, units = attending + d->mass.num_groups * kv_heads, next;
-    for (long unit = pool_take(&d->pool); unit < units; unit = next) {
-        next = pool_take(&d->pool);
+    long attending = plan->num_units * kv_heads, units = attending + d->mass.num_groups * kv_heads;
+    for (long unit = pool_take(pool), next; unit < units; unit = pool_take_after(pool, units, next)) {
+        next = pool_take_ahead(pool, units);
         if (next < attending)
             fetch_unit(d, plan, layer, &plan->units[next / kv_heads], next % kv_heads);
         if (unit < attending)

@@ -2,6 +2,7 @@
  * so that threads which come late to one find another. What a job shares lies on the caller's stack, and goes with it. */
 #include "pool.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,48 @@ static void run_phases(struct pool *p, int threads) {
     CHECK(atomic_load(&phases.num_taken) == NUM_PHASES * phases.units);
 }
 
+/* -- units taken ahead: each is computed once, and as many units as threads are computed at the same time -- */
+
+enum { MOST_UNITS = 30, PATIENCE_S = 60 };
+
+struct ahead {
+    struct pool *pool;
+    long units;
+    atomic_int times[NUM_PHASES][MOST_UNITS];
+    atomic_long num_begun[NUM_PHASES];
+};
+
+static void wait_for_all(struct ahead *ahead, int phase) {
+    for (const time_t began = time(NULL); atomic_load(&ahead->num_begun[phase]) < ahead->units; sched_yield())
+        CHECK(time(NULL) - began < PATIENCE_S);
+}
+
+static void walk_ahead(void *context, int thread) {
+    struct ahead *ahead = context;
+    struct pool *pool = ahead->pool;
+    const int active = pool->active;
+    const long units = ahead->units;
+    (void)thread;
+    for (int i = 0; i < NUM_PHASES; i++) {
+        for (long unit = pool_take(pool), next; unit < units; unit = pool_take_after(pool, units, next)) {
+            next = pool_take_ahead(pool, units);
+            atomic_fetch_add(&ahead->times[i][unit], 1);
+            atomic_fetch_add(&ahead->num_begun[i], 1);
+            if (units <= active)
+                wait_for_all(ahead, i);
+        }
+        pool_meet(pool, active);
+    }
+}
+
+static void run_ahead(struct pool *p, int threads) {
+    struct ahead ahead = {.pool = p, .units = below(3) ? threads : (long)below(MOST_UNITS)};
+    pool_run(p, threads, walk_ahead, &ahead);
+    for (int i = 0; i < NUM_PHASES; i++)
+        for (long unit = 0; unit < MOST_UNITS; unit++)
+            CHECK(atomic_load(&ahead.times[i][unit]) == (unit < ahead.units));
+}
+
 int main(void) {
     for (int threads = 1; threads <= 4; threads++) {
         struct pool *p = aligned_alloc(64, (sizeof *p + 63) / 64 * 64);
@@ -99,6 +142,8 @@ int main(void) {
                 run_items(p, round);
             }
         }
+        for (int round = 0; round < NUM_ROUNDS / 100; round++)
+            run_ahead(p, threads);
         run_items(p, 1);
         pool_stop(p, threads - 1);
         free(p);
