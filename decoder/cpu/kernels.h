@@ -501,8 +501,9 @@ OP uint32_t FN(seen)(const struct attention *a, long row, long page) {
     return a->masks[row] ? bits & a->masks[row][page] : bits;
 }
 
-/* Return whether so many query vectors share a block that its tiles can prefetch another block, a line at a time. */
-OP int FN(has_many)(const struct attention *a) { return a->rows * a->heads > 7 * TILE_ROWS; }
+/* Return whether so many query vectors share a block that its tiles can prefetch another block, a line at a time. Low
+ * tiles prefetch nothing. */
+OP int FN(has_many)(const struct attention *a) { return TILE_ROWS > 3 && a->rows * a->heads > 7 * TILE_ROWS; }
 
 /* scores[vectors][BLOCK] = q . K block. The lanes are entries. `ahead`, unless null, is a block to prefetch. */
 OP void FN(scores)(const int format, const struct attention *a, const char *k, float *scores, const char *ahead) {
