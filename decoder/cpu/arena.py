@@ -103,7 +103,10 @@ class Arena:
         return head
 
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
-        """Fill a page: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions."""
+        """Fill a page: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions.
+
+        The target is no source. All later entries of the page become zeros.
+        """
         assert 0 <= target < self._num_pages, (target, self._num_pages)
         assert 0 < len(sources) == len(slots) == len(shifts) <= PAGE_ENTRIES, (sources, slots, shifts)
         assert 0 <= sources.min() <= sources.max() < self._num_pages, sources

@@ -38,6 +38,7 @@ class PageStore(Protocol):
     def assemble(self, target: int, sources: IntArray, slots: IntArray, shifts: IntArray) -> None:
         """Fill a page: copy entry `slots[i]` of page `sources[i]` to entry i, moved up by `shifts[i]` positions.
 
-        The entries behind these become zeros. Worker threads may call this, because no other page changes.
+        The target is no source. The entries behind these become zeros. Worker threads may call this, because no other
+        page changes.
         """
         ...
