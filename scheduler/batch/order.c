@@ -2,9 +2,7 @@
  * calls, with the next child or call on top. */
 #include "plan.h"
 
-#define SECOND 1000000000LL
 #define AGING 20 /* the level of a waiting call rises by this much each second */
-#define PATIENCE (5 * SECOND) /* a call that has waited this long counts as due from then on */
 #define OVERDUE 16 /* a share is overdue after this many rounds without a place; a round is W / w plans: see policy.c */
 
 void sym_set_places(struct plan *p) {
@@ -17,6 +15,7 @@ void sym_set_places(struct plan *p) {
         place->due_ns = candidate->deadline_ns;
         if (waited_ns > PATIENCE)
             place->due_ns = at_most(place->due_ns, candidate->since_ns + PATIENCE);
+        place->is_held = 0;
     }
 }
 

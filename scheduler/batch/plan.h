@@ -4,6 +4,9 @@
 
 #include "policy.h"
 
+#define SECOND 1000000000LL
+#define PATIENCE (5 * SECOND) /* a call that has waited this long counts as due from then on */
+
 enum { DECODE, PREFILL };
 enum { WANTS_MORE = 4 }; /* bit of `is_active`: the share wanted more than the plan gave it */
 
@@ -29,6 +32,7 @@ struct branch {
 struct place {
     int64_t due_ns, /* deadline, or the time at which its patience ended */
         level;      /* priority, raised by waiting */
+    int32_t is_held; /* a decode that is left out of the step for prefills of its burst */
 };
 
 struct sym_scratch {
@@ -55,10 +59,12 @@ struct plan {
         num_active, /* shares that have candidates */
         num_calls; /* calls in the step so far */
     int32_t num_of[2]; /* candidates of each kind */
+    int32_t num_held; /* decodes that are held */
     int64_t number, /* serial number of this plan, which sym_share.last_plan notes */
         now_ns;
-    int64_t begun_ns; /* smallest `begun_ns` of the decodes in the step */
+    int64_t begun_ns; /* smallest `begun_ns` of the decodes */
     sym_work work; /* work of the step so far */
+    int is_burst; /* prefills of a burst fill the step */
     int is_another_thinking; /* an account without calls had decodes in the latest plans */
     double crowding; /* prefills of a burst that wait for each decode */
     double most_ns; /* time limit of a step with both decodes and prefills */

@@ -17,18 +17,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.scheduler.random_loads import random_load, stubborn_load
+from tests.scheduler.random_loads import burst_load, random_load, stubborn_load
 
 AT_ONCE = 100
 STUBBORN_EVERY = 10
 """In each tenth load, all accounts always want everything. Such a load is ten times as long as others."""
+BURST_EVERY = 3
+"""In each third load, crowds of one account arrive together."""
 
 
 def run(first: int, count: int, num_steps: int) -> tuple[int, list[str]]:
     """Run `count` loads. Return the number of plans made, and the failures."""
     num_plans, wrong = 0, []
     for seed in range(first, first + count):
-        load, length = (stubborn_load, 10 * num_steps) if seed % STUBBORN_EVERY == 0 else (random_load, num_steps)
+        load, length = (burst_load if seed % BURST_EVERY == 0 else random_load), num_steps
+        if seed % STUBBORN_EVERY == 0:
+            load, length = stubborn_load, 10 * num_steps
         try:
             num_plans += load(seed, length).num_plans
         except BaseExceptionGroup:

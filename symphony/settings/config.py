@@ -113,7 +113,7 @@ class Config:
         text="How long writing back may take at the end of the daemon; TimeoutStopSec= of the unit must be longer")
 
     step_ms: float = _setting(20.0, number("milliseconds", "MS", 0.1, 60_000.0), reload=True,
-        text="Time limit of steps with decodes and prefills; up to 7.5 times as long in a burst of prefills")
+        text="Time limit of steps with decodes and prefills; in a burst of prefills up to 50 times as long")
     watchdog: float = _setting(60.0, kinds.SECONDS, reload=True,
         text="How long a step may take before the service manager's watchdog restarts the daemon")
 

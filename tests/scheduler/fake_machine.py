@@ -13,6 +13,7 @@ from scheduler.batch.policy import CANDIDATE, NO_DEADLINE, Policy, StepLimits, n
 
 SECOND = 1_000_000_000
 AGING_PER_S, PATIENCE_S, OVERDUE, BESIDE, EAGER, LONGEST, TOGETHER = 20, 5, 16, 1.75, 16, 7.5, 25
+LASTS, MOST_LONG, PAUSE, HOLD, WORTH, THINKING = 500, 4, 50, 4, 8, 8
 """Constants of `policy.c`."""
 
 
@@ -90,10 +91,13 @@ class Machine:
         self._policy, self._shares = Policy(limits, self.cost), tree.shares()
         self.calls: list[Call] = []
         self._has_calls = trio.Event()
-        self.num_plans = 0
+        self.num_plans = self.num_held = 0
+        self._decoded: dict[Account, int] = {}
+        """Number of the latest plan in which the account had a decode."""
 
     async def compute(self, call: Call) -> None:
-        call.since_ns = call.begun_ns = now_ns()
+        call.since_ns = now_ns()
+        call.begun_ns = call.begun_ns or call.since_ns
         self.calls.append(call)
         self._has_calls.set()
         await call.done.wait()
@@ -147,7 +151,10 @@ class Machine:
     def _check(self, num_now: list[int]) -> float:
         """Check the promises of every plan, and return the time of its step."""
         limits = self.limits
-        decodes = [now for call, now in zip(self.calls, num_now, strict=True) if call.left == 1]
+        served = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if now]
+        burst = self._full_burst()
+        held = self._may_be_held(burst) - {call for call, _ in served}
+        decodes = [now for call, now in zip(self.calls, num_now, strict=True) if call.left == 1 and call not in held]
         prefills = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if call.left > 1]
         rows, seats = sum(now for _, now in prefills), sum(map(bool, num_now))
         assert seats <= limits.max_calls
@@ -160,23 +167,56 @@ class Machine:
         if prefills:
             wanted = sum(call.left for call, _ in prefills if not call.is_digested)
             wanted += min(limits.max_digested, sum(call.left for call, _ in prefills if call.is_digested))
-            least = limits.min_chunk if decodes else limits.max_tokens
+            least = limits.min_chunk if decodes and not held else limits.max_tokens
             assert rows >= min(wanted, least) or (rows and seats == limits.max_calls), "nothing is withheld"
-        served = [(call, now) for call, now in zip(self.calls, num_now, strict=True) if now]
         step_ns = self._cost(served)
         computed = [(call, now) for call, now in served if call.left == 1]
         most_ns = max(limits.step_s * 1e9, BESIDE * self._cost(computed))
         burst_ns = self._cost(computed) * (1 + EAGER * self._crowding())
         most_ns = max(most_ns, min(burst_ns, LONGEST * limits.step_s * 1e9)) * (1 + 1e-9)
-        begun_ns = min((call.begun_ns for call, _ in computed), default=0)
-        late = [(call, now) for call, now in prefills if now and (now < call.left or self._is_late(call, begun_ns))]
+        late = [(call, now) for call, now in prefills if now and (now < call.left or self._is_late(call))]
+        late = [(call, now) for call, now in late if call not in burst]
         num_late = sum(now for _, now in late)
-        assert self._cost(computed + late) <= most_ns or num_late <= limits.min_chunk or not decodes
+        assert self._cost(computed + late) <= most_ns or num_late <= limits.min_chunk or not (decodes or held)
+        self.num_held += len(held)
+        self._decoded |= {call.account: self.num_plans for call, _ in computed}
         return step_ns
 
-    def _is_late(self, prefill: Call, begun_ns: int) -> bool:
+    def _full_burst(self) -> list[Call]:
+        """Return the prefills of a burst that fills the step; none if there is no such burst."""
+        limits, decodes = self.limits, [call for call in self.calls if call.left == 1]
+        accounts = {account for account, plan in self._decoded.items() if plan > self.num_plans - THINKING}
+        if not decodes or len(accounts | {call.account for call in self.calls}) > 1 or len(decodes) >= limits.max_calls:
+            return []
+        began_ns, urgent = min(call.begun_ns for call in decodes), max(call.priority for call in decodes)
+        burst = [
+            call
+            for call in self.calls
+            if 1 < call.left <= MOST_LONG * limits.max_tokens and call.priority >= urgent and not call.is_digested
+        ]
+        is_full = len(burst) > 1 and sum(call.left for call in burst) >= limits.max_tokens
+        is_quick = self._cost([], limits.max_tokens) <= min(PAUSE * limits.step_s, PATIENCE_S) * SECOND
+        return burst if is_full and is_quick and now_ns() - began_ns <= LASTS * limits.step_s * SECOND else []
+
+    def _may_be_held(self, burst: list[Call]) -> set[Call]:
+        """Return the decodes that the policy may leave out of a step that a burst fills."""
+        limits, decodes = self.limits, [(call, 1) for call in self.calls if call.left == 1]
+        full_ns = self._cost([], limits.max_tokens)
+        longest_ns = min(PAUSE * limits.step_s * SECOND, PATIENCE_S * SECOND, HOLD * full_ns)
+        num_early = sum(call.left for call in burst if not self._is_late(call))
+        if num_early < limits.max_tokens or self._cost(decodes, limits.max_tokens) < full_ns * (1 + 1 / WORTH) - 1:
+            return set()
+        waited_ns = {call: now_ns() - call.since_ns for call, _ in decodes}
+        return {
+            call
+            for call, waited in waited_ns.items()
+            if waited + full_ns <= longest_ns + 1 and call.deadline_ns - call.since_ns > PATIENCE_S * SECOND
+        }
+
+    def _is_late(self, prefill: Call) -> bool:
         """Return whether a prefill was ready after the first token of a decode, or long after it beside its own."""
         decodes = [call for call in self.calls if call.left == 1]
+        begun_ns = min((call.begun_ns for call in decodes), default=0)
         is_alone = all(call.account is prefill.account and call.priority <= prefill.priority for call in decodes)
         return prefill.since_ns > begun_ns + is_alone * TOGETHER * self.limits.step_s * SECOND
 
@@ -195,9 +235,9 @@ class Machine:
         )
         return min((max(prefills[account] - 1, 0) / num for account, num in decodes.items()), default=0)
 
-    def _cost(self, served: list[tuple[Call, int]]) -> float:
+    def _cost(self, served: list[tuple[Call, int]], more_rows: int = 0) -> float:
         work = self._work
-        work.num_rows = sum(now for _, now in served)
+        work.num_rows = sum(now for _, now in served) + more_rows
         work.num_entries = work.num_seen = sum(call.length for call, _ in served if call.left == 1)
         prefills = [(call, now) for call, now in served if call.left > 1]
         work.num_pairs = sum(now * call.length + now * (now + 1) // 2 for call, now in prefills)

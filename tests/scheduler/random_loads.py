@@ -47,6 +47,28 @@ def stubborn_load(seed: int, num_steps: int = 400) -> Machine:
     return machine
 
 
+def burst_load(seed: int, num_steps: int = 60) -> Machine:
+    """Crowds of one account arrive together again and again, sometimes beside a program of another account."""
+    chance = random.Random(seed)
+    tree = Tree([[1.0], [1.0]])
+    limits = StepLimits(max_tokens=64, max_calls=chance.choice((16, 64)), max_digested=16, min_chunk=4, step_s=0.02)
+    crowd, every_s, priorities = (
+        tree.accounts[0],
+        chance.choice((0.5, 5.0)),
+        chance.choice(((0,), (0,), (-100, 0, 100))),
+    )
+    programs: list[Program | InCrowd] = [
+        InCrowd(chance.randrange(1 << 30), crowd, tree.new_program(crowd), every_s, chance.choice(priorities))
+        for _ in range(chance.choice((4, 20, 60)))
+    ]
+    if chance.random() < 0.3:
+        other = tree.accounts[1]
+        programs.append(Program(chance.randrange(1 << 30), other, tree.new_program(other)))
+    machine = Machine(tree, limits, row_ms=chance.choice((0.2, 2.0, 10.0, 30.0)), base_ms=chance.choice((0.0, 5.0)))
+    run_programs(machine, programs, num_steps)
+    return machine
+
+
 def run_programs(machine: Machine, programs: list, num_steps: int) -> None:
     async def main():
         async with trio.open_nursery() as nursery:
@@ -91,6 +113,26 @@ class Program:
         call = Call(self._account, self._share, left, length, self._priority, deadline_ns, is_digested)
         await machine.compute(call)
         return call
+
+
+class InCrowd:
+    """Begins with the others of its crowd, decodes for a while, and waits for the next time."""
+
+    def __init__(self, seed: int, account: Account, share: int, every_s: float, priority: int) -> None:
+        self._chance = random.Random(seed)
+        self._account, self._share, self._every_s, self._priority = account, share, every_s, priority
+        self._left = self._chance.choice((2, 16, 20, 64, 100, 300))
+        self._deadline_s = self._chance.choice((None,) * 10 + (2.0, 600.0))
+
+    async def run(self, machine: Machine) -> None:
+        while True:
+            await trio.sleep(self._every_s - trio.current_time() % self._every_s + self._chance.random() * 0.1)
+            length = begun_ns = 0
+            for left in (self._left, *[1] * self._chance.choice((5, 50))):
+                deadline_ns = NO_DEADLINE if self._deadline_s is None else now_ns() + round(self._deadline_s * SECOND)
+                call = Call(self._account, self._share, left, length, self._priority, deadline_ns, begun_ns=begun_ns)
+                await machine.compute(call)
+                length, begun_ns = length + left, begun_ns or now_ns()
 
 
 class Saturating:

@@ -14,6 +14,7 @@ from tests.scheduler.policy_loads import MS, Call, Steps, decodes, new_cost, pre
 AGING_PER_S = 20
 PATIENCE_S = 5
 LONG = Call("long", 100)
+OLD = Call("d", 1, begun_s=-11.0)
 OTHERS = [Call(f"o{index}", 1, user=1) for index in range(6)]
 DIGESTED = [Call(name, 5, is_digested=True) for name in "abc"]
 SMALL_PART = [Call("d", 1), Call("o", 1, user=1), Call("q0", 40, user=1)]
@@ -49,12 +50,30 @@ PLANS = {
     ),
     "the shorter prefill of a program goes first": ([LONG, Call("a", 10)], {"long": 54, "a": 10}),
     "in a burst prefills get sixteen times the time of a decode for each that waits behind the first": (
-        [Call("d", 1), *prefills(3, 40)], {"d": 1, "p0": 32}
+        [OLD, *prefills(3, 40)], {"d": 1, "p0": 32}
     ),
-    "and all decodes have a part in that": ([*decodes(2), *prefills(2, 40)], {"d0": 1, "d1": 1, "p0": 18}),
+    "and all decodes have a part in that": (
+        [*decodes(2, begun_s=-11.0), *prefills(2, 40)], {"d0": 1, "d1": 1, "p0": 18}
+    ),
     "but no step of a burst is longer than 150 ms": (
-        [Call("d", 1), *prefills(60, 8)], {"d": 1, "p0": 8, "p1": 6}, {"row_ms": 10}
+        [OLD, *prefills(60, 8)], {"d": 1, "p0": 8, "p1": 6}, {"row_ms": 10}
     ),
+    "a burst fills the step while its decodes are young": (
+        [Call("d", 1), *prefills(2, 40)], {"d": 1, "p0": 40, "p1": 24}
+    ),
+    "if its prefills have as many rows": ([Call("d", 1), *prefills(2, 31)], {"d": 1, "p0": 19}),
+    "no longer than a second": ([Call("d", 1), *prefills(60, 8)], {"d": 1, "p0": 8}, {"row_ms": 16}),
+    "without prefills that are far longer than a step": ([Call("d", 1), *prefills(2, 257)], {"d": 1, "p0": 19}),
+    "without prefills whose rows the run digests": (
+        [Call("d", 1), *prefills(2, 40, is_digested=True)], {"d": 1, "p0": 19}
+    ),
+    "without prefills of a lower priority than a decode": (
+        [Call("d", 1, priority=1), *prefills(2, 40)], {"d": 1, "p0": 19}
+    ),
+    "while no other account has calls": (
+        [Call("d", 1), *prefills(2, 40), Call("o", 10, user=1)], {"d": 1, "o": 10, "p0": 9}
+    ),
+    "while all decodes have seats": ([*decodes(4), *prefills(2, 40)], {"d0": 1, "d1": 1, "d2": 1, "p0": 17}),
     "an urgent decode is not held back by a burst that is not": (
         [Call("d", 1, priority=1), *prefills(5, 40)], {"d": 1, "p0": 19}
     ),
@@ -128,6 +147,46 @@ def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_t
     for held_back, in_burst in ((long[:1], {}), (long, {"long": 2})):
         plan = Steps().plan([*begun, *held_back, p], 4)
         assert plan == both | in_burst | {"p": 30}, "a long one is held back, and a short one that came later is not"
+
+
+CROWD = [*decodes(8, begun_s=-0.05), *prefills(2, 40)]
+HELD = {"p0": 40, "p1": 24}
+ALL = HELD | {f"d{index}": 1 for index in range(8)}
+"""A step of 64 rows takes 64 ms, and each decode adds 1 ms."""
+
+
+@pytest.mark.parametrize(
+    ("calls", "now_s", "step_s", "expected"),
+    [
+        (CROWD, 0.192, 0.02, HELD),
+        (CROWD, 0.193, 0.02, ALL),
+        (CROWD, 0.036, 0.002, HELD),
+        (CROWD, 0.037, 0.002, ALL),
+        (CROWD[1:], 0.1, 0.02, {name: now for name, now in ALL.items() if name != "d0"}),
+        ([Call("late", 1, since_s=-0.1, begun_s=-0.5), *CROWD], 0.1, 0.02, HELD | {"late": 1}),
+        ([Call("due", 1, deadline_s=5.0, begun_s=-0.5), *CROWD], 0.1, 0.02, HELD | {"due": 1}),
+        ([Call("due", 1, deadline_s=5.1, begun_s=-0.5), *CROWD], 0.1, 0.02, HELD),
+        ([Call("old", 1, begun_s=-0.6), *CROWD], 0.1, 0.02, {**ALL, "old": 1}),
+        ([Call("urgent", 1, priority=1), *CROWD], 0.1, 0.02, {**ALL, "urgent": 1, "p0": 11, "p1": 0}),
+        ([Call("other", 1, user=1), *CROWD], 0.1, 0.02, {**ALL, "other": 1, "p0": 11, "p1": 0}),
+    ],
+    ids=[
+        "four steps",
+        "not longer",
+        "50 times step_ms",
+        "not longer than that",
+        "not seven decodes which cost less than an eighth of the step",
+        "not a decode that has waited long",
+        "not a decode that is due within five seconds",
+        "a decode that is due later",
+        "not beside a decode that began long before",
+        "not beside a decode of a higher priority",
+        "not beside a decode of another account",
+    ],
+)
+def test_decodes_are_held_for_prefills_of_their_burst(calls, now_s, step_s, expected):
+    limits = StepLimits(max_tokens=64, max_calls=16, min_chunk=8, step_s=step_s)
+    assert Steps(limits).plan(calls, now_s) == {name: now for name, now in expected.items() if now}
 
 
 def test_a_burst_does_not_hold_back_an_account_that_had_decodes_shortly_before():
