@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     action: Callable[[argparse.Namespace], int] = args.action
     try:
-        return action(args)
+        status = action(args)
+        print(end="", flush=True)
     except SymError as error:
         print(f"symphony: {error}", file=sys.stderr)
         return 1
@@ -48,10 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"symphony: {what_to_install(error)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as `head` closes a pipe
+        _drop_output()  # as `head` closes a pipe
+        return 1
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} or error.filename is not None:
+            raise
+        print(f"symphony: the output can't be written: {error.strerror}", file=sys.stderr)
+        _drop_output()
         return 1
     except KeyboardInterrupt:
         return 130
+    return status
+
+
+def _drop_output() -> None:
+    """Send output that is still buffered nowhere, so that the interpreter's last flush succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:

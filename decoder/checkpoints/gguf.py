@@ -53,11 +53,34 @@ _TENSOR_TYPES = {  # ggml's number of the type -> name
     6: "Q5_0",
     7: "Q5_1",
     8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
     12: "Q4_K",
     13: "Q5_K",
     14: "Q6_K",
+    20: "IQ4_NL",
+    23: "IQ4_XS",
     30: "BF16",
+    39: "MXFP4",
 }
+_OTHER_TYPES = {
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+}
+"""Types that are refused by name."""
 _U64 = struct.Struct("<Q")
 
 
@@ -262,8 +285,8 @@ class _Reader:
         name = _TENSOR_TYPES.get(entry.type_number)
         if name is None:
             raise self.invalid(
-                f"stores {entry.name!r} as ggml type {entry.type_number}, which is not supported: "
-                f"convert it to one of {', '.join(_TENSOR_TYPES.values())}"
+                f"stores {entry.name!r} as {_OTHER_TYPES.get(entry.type_number, f'ggml type {entry.type_number}')}, "
+                f"which is not supported: convert it to one of {', '.join(_TENSOR_TYPES.values())}"
             )
         encoding = ENCODINGS[name]
         num_values = math.prod(entry.shape)

@@ -44,6 +44,7 @@ def read_checkpoint_tensors(directory: Path, dtypes: Sequence[str] = FLOAT_TYPES
     """Return the tensors in a checkpoint's directory, from `model.safetensors` or the files that the index names."""
     index = directory / "model.safetensors.index.json"
     if not index.exists():
+        _refuse_pickle(directory)
         return read_safetensors(directory / "model.safetensors", dtypes)
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -62,6 +63,18 @@ def read_checkpoint_tensors(directory: Path, dtypes: Sequence[str] = FLOAT_TYPES
             raise NotFound(f"{directory / file}: has no tensor {name!r}, which the index says is there")
         tensors[name] = files[file][name]
     return tensors
+
+
+def _refuse_pickle(directory: Path) -> None:
+    """Raise Invalid if the checkpoint has its weights in a pickle alone."""
+    if (directory / "model.safetensors").exists():
+        return
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+        if (directory / name).exists():
+            raise Invalid(
+                f"{directory / name}: the weights are in a pickle, which can run any code when it is read: convert "
+                "them to model.safetensors"
+            )
 
 
 def _locate(path: Path, name: str, entry: Any, payload: memoryview, dtypes: Sequence[str]) -> StoredTensor:

@@ -44,7 +44,8 @@ struct tile_shape {
         .palette = 1, .bytes = {64, 64, 64, 64, row_bytes, row_bytes, 64, 64},                                         \
         .rows = {16, 16, 16, 16, 16, 16, feature_rows, feature_rows}                                                   \
     }
-static const struct tile_shape bfloat16_shape = SHAPE(64, 16), codes_shape = SHAPE(32, 8); /* codes: 32 in a group */
+static const struct tile_shape bfloat16_shape = SHAPE(64, 16), block_shape = SHAPE(32, 8), half_shape = SHAPE(16, 4);
+/* Codes: groups of 32 and of 16 inputs. */
 
 static _Thread_local struct tile_shape emulated_shape;
 static _Thread_local char emulated_tiles[8][16][64];
@@ -145,64 +146,69 @@ static void T(product_bfloat16)(const struct product *p, long panel, long first,
     TILE_RELEASE();
 }
 
-/* Widen one group's codes from four bits to eight: [step][feature][4]. */
-OP const char *T(widened)(int format, const char *codes, char *wide) {
-    if (format == SYM_CODES8)
+/* Return one block's codes with a byte for each: [step][feature][4]. */
+OP const char *T(widened)(const struct FN(codes) c, const char *codes, VEC levels, char *wide) {
+    if (c.bits == 8)
         return codes;
-    const __m512i low = _mm512_set1_epi8(0x0f);
-    for (long i = 0; i < codes_shape.rows[6] / 2 * STEP; i += 64) {
-        __m512i pairs = _mm512_loadu_si512(codes + i);
-        char *to = wide + i / STEP * 2 * STEP + i % STEP;
-        _mm512_storeu_si512(to, _mm512_and_si512(pairs, low));
-        _mm512_storeu_si512(to + STEP, _mm512_and_si512(_mm512_srli_epi32(pairs, 4), low));
-    }
+    for (int i = 0; i < SYM_BLOCK / 4; i++)
+        for (int half = 0; half < STEP; half += 64)
+            FN(store)((float *)(wide + i * STEP + half), FN(load_codes)(c, codes + half, i, levels));
     return wide;
 }
 
 OP VEC T(codes_sum)(const int32_t *sums, VEC start) { return FN(add_int)(FN(load)((const float *)sums), start); }
 
-OP void T(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first,
-                         long last) {
+OP void T(product_codes)(const struct FN(codes) c, const struct product *p, long panel, long first, long last) {
     _Alignas(64) float totals[TILE_SUMS][PANEL];
     _Alignas(64) int32_t sums[TILE_SUMS][PANEL];
     _Alignas(64) char wide[8 * STEP];
     const sym_matrix *w = p->w;
-    long groups = w->k / SYM_GROUP, head = group_head(w), bytes = group_bytes(w);
+    const enum scale_form form = w->has_supers ? FACTORS : HALVES;
+    const long blocks = w->k / SYM_BLOCK, bytes = codes_block_bytes(w), size = scale_bytes(w);
+    const long groups = SYM_BLOCK / c.group;
     VEC unit = FN(splat)(CODE_UNIT);
-    TILE_CONFIG(&codes_shape);
+    TILE_CONFIG(c.group == SYM_BLOCK ? &block_shape : &half_shape);
     for (; first < last; first += TILE_SUMS) {
         long rows = last - first < TILE_SUMS ? last - first : TILE_SUMS;
-        const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = w->data + panel * groups * bytes;
+        const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = w->data + panel * panel_bytes(w);
+        struct FN(tables) tables = FN(tables_of)(c, w);
         memset(totals, 0, sizeof totals);
-        for (long g = 0; g < groups; g++, a += SYM_GROUP, b += bytes, info += sizeof(struct group_info)) {
-            const char *codes = T(widened)(format, b + head, wide);
-            VEC d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
-            if (has_mins)
-                m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
-            TILE_ZERO(0);
-            TILE_ZERO(1);
-            TILE_LOAD(4, a, p->a_stride);
-            TILE_LOAD(6, codes, STEP);
-            TILE_LOAD(7, codes + 64, STEP);
-            TILE_DOT_CODES(0, 4, 6);
-            TILE_DOT_CODES(1, 4, 7);
-            TILE_STORE(0, sums[0], STEP);
-            TILE_STORE(1, sums[0] + 16, STEP);
-            if (rows > 16) {
-                TILE_ZERO(2);
-                TILE_ZERO(3);
-                TILE_LOAD(5, a + 16 * p->a_stride, p->a_stride);
-                TILE_DOT_CODES(2, 5, 6);
-                TILE_DOT_CODES(3, 5, 7);
-                TILE_STORE(2, sums[16], STEP);
-                TILE_STORE(3, sums[16] + 16, STEP);
-            }
-            for (long r = 0; r < rows; r++) {
-                const struct group_info *of_row = (const void *)(info + r * p->a_stride);
-                VEC start = FN(group_start)(format, has_mins, of_row);
-                VEC c0 = T(codes_sum)(sums[r], start), c1 = T(codes_sum)(sums[r] + 16, start);
-                FN(store)(totals[r], FN(add_group)(has_mins, of_row, c0, d0, m0, FN(load)(totals[r])));
-                FN(store)(totals[r] + 16, FN(add_group)(has_mins, of_row, c1, d1, m1, FN(load)(totals[r] + 16)));
+        for (long i = 0; i < blocks; i++, b += bytes, info += sizeof(struct block_info)) {
+            if (form == FACTORS && i % BLOCKS_OF_SUPER == 0)
+                b = FN(load_supers)(c.has_mins, b, &tables);
+            const char *codes = T(widened)(c, b + block_head(w), tables.levels, wide);
+            for (int g = 0; g < groups; g++, a += c.group, codes += c.group / 4 * STEP) {
+                VEC scales[2], mins[2];
+                FN(load_scales)(form, b + g * size, tables.scales, scales);
+                mins[0] = mins[1] = scales[0];
+                if (c.has_mins)
+                    FN(load_scales)(form, b + (groups + g) * size, tables.mins, mins);
+                TILE_ZERO(0);
+                TILE_ZERO(1);
+                TILE_LOAD(4, a, p->a_stride);
+                TILE_LOAD(6, codes, STEP);
+                TILE_LOAD(7, codes + 64, STEP);
+                TILE_DOT_CODES(0, 4, 6);
+                TILE_DOT_CODES(1, 4, 7);
+                TILE_STORE(0, sums[0], STEP);
+                TILE_STORE(1, sums[0] + 16, STEP);
+                if (rows > 16) {
+                    TILE_ZERO(2);
+                    TILE_ZERO(3);
+                    TILE_LOAD(5, a + 16 * p->a_stride, p->a_stride);
+                    TILE_DOT_CODES(2, 5, 6);
+                    TILE_DOT_CODES(3, 5, 7);
+                    TILE_STORE(2, sums[16], STEP);
+                    TILE_STORE(3, sums[16] + 16, STEP);
+                }
+                for (long r = 0; r < rows; r++) {
+                    const struct block_info *of_row = (const void *)(info + r * p->a_stride);
+                    VEC start = FN(codes_start)(c, g, of_row);
+                    VEC c0 = T(codes_sum)(sums[r], start), c1 = T(codes_sum)(sums[r] + 16, start);
+                    FN(store)(totals[r], FN(add_group)(c, g, of_row, c0, scales[0], mins[0], FN(load)(totals[r])));
+                    FN(store)(totals[r] + 16,
+                              FN(add_group)(c, g, of_row, c1, scales[1], mins[1], FN(load)(totals[r] + 16)));
+                }
             }
         }
         for (long r = 0; r < rows; r++)
@@ -211,6 +217,15 @@ OP void T(product_codes)(const int format, const int has_mins, const struct prod
     }
     TILE_RELEASE();
 }
+
+#define LAYOUT_TILES(bits, group, has_mins, has_levels)                                                                \
+    static __attribute__((noinline)) void T(product_##bits##_##group##_##has_mins##_##has_levels)(                     \
+        const struct product *p, long panel, long first, long last) {                                                  \
+        const struct FN(codes) codes = {bits, group, has_mins, has_levels};                                            \
+        T(product_codes)(codes, p, panel, first, last);                                                                \
+    }
+LAYOUTS(LAYOUT_TILES)
+#undef LAYOUT_TILES
 
 /* Multiply whole rows of codes. Tiles have `bfloat16_shape`, and the scales are applied once, at the end. */
 static void T(product_rotated)(const struct product *p, long panel, long first, long last) {
@@ -225,8 +240,8 @@ static void T(product_rotated)(const struct product *p, long panel, long first, 
         const char *a = p->a + first * p->a_stride, *info = a + p->w->k;
         T(panel_sums)(0, p->w, a, p->a_stride, panel_data, rows, sums);
         for (long r = 0; r < rows; r++) {
-            const struct group_info *of_row = (const void *)(info + r * p->a_stride);
-            VEC less = FN(splat)(WORD(&of_row->offset4)), scale = FN(splat)(of_row->scale);
+            const struct block_info *of_row = (const void *)(info + r * p->a_stride);
+            VEC less = FN(splat)(WORD(&of_row->less)), scale = FN(splat)(of_row->scale);
             VEC x = FN(from_int)(T(codes_sum)(sums[r], FN(mul_int)(less, z0)));
             VEC y = FN(from_int)(T(codes_sum)(sums[r] + 16, FN(mul_int)(less, z1)));
             FN(epilogue)(p, panel, first + r, FN(mul)(FN(mul)(x, d0), scale), FN(mul)(FN(mul)(y, d1), scale));
@@ -239,25 +254,23 @@ static void T(product)(const struct product *p, long panel, long first, long las
     switch (p->w->format) {
     case SYM_FLOAT32:
         FN(product)(p, panel, first, last);
-        break;
+        return;
     case SYM_BFLOAT16:
         T(product_bfloat16)(p, panel, first, last);
-        break;
+        return;
     case SYM_ROTATED8:
         T(product_rotated)(p, panel, first, last);
-        break;
-    case SYM_CODES8:
-        if (p->w->has_mins)
-            T(product_codes)(SYM_CODES8, 1, p, panel, first, last);
-        else
-            T(product_codes)(SYM_CODES8, 0, p, panel, first, last);
-        break;
-    default:
-        if (p->w->has_mins)
-            T(product_codes)(SYM_CODES4, 1, p, panel, first, last);
-        else
-            T(product_codes)(SYM_CODES4, 0, p, panel, first, last);
+        return;
     }
+    switch (KEY_OF(p->w)) {
+#define CASE_OF_LAYOUT(bits, group, has_mins, has_levels)                                                              \
+    case LAYOUT_KEY(bits, group, has_mins, has_levels):                                                                \
+        T(product_##bits##_##group##_##has_mins##_##has_levels)(p, panel, first, last);                                \
+        return;
+        LAYOUTS(CASE_OF_LAYOUT)
+#undef CASE_OF_LAYOUT
+    }
+    abort();
 }
 
 #ifdef AMX_EMULATED

@@ -183,10 +183,18 @@ OP void FN(epilogue)(const struct product *p, long panel, long row, VEC a, VEC b
     FN(put)(to + 16, b, room - 16);
 }
 
+#define STREAM_AHEAD 4096 /* bytes; half as many cost a single row 4 % of its time, and four times as many 5 % */
+
+/* Return the address of the data that a panel's kernel prefetches. A single row is done before another panel could
+ * arrive, so it prefetches its own panel. */
+OP const char *FN(ahead)(const struct product *p, const char *panel, long rows) {
+    return rows > 1 ? p->ahead : panel + STREAM_AHEAD;
+}
+
 /* Compute a product with weights in float32 or bfloat16. */
 OP void FN(product_numbers)(const int format, const struct product *p, long panel, long first, long last) {
     long steps = format == SYM_FLOAT32 ? p->w->k : p->w->k / 2;
-    const char *b = p->w->data + panel * steps * STEP, *ahead = p->ahead;
+    const char *b = p->w->data + panel * steps * STEP, *ahead = FN(ahead)(p, b, last - first);
     long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS); /* each tile prefetches part of the next panel */
     while (first < last) {
         long rows = FN(tile_rows)(last - first, TILE_ROWS);
@@ -196,7 +204,7 @@ OP void FN(product_numbers)(const int format, const struct product *p, long pane
             FN(fetch_outputs)(p, panel, first, ROWS);
             for (int r = 0; r < ROWS; r++)
                 acc[r][0] = acc[r][1] = FN(splat)(0.0f);
-            FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1, ahead, pace);
+            FN(tile)(format, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, 1, ahead, pace);
             for (int r = 0; r < ROWS; r++)
                 FN(epilogue)(p, panel, first + r, acc[r][0], acc[r][1]);
         })
@@ -205,34 +213,280 @@ OP void FN(product_numbers)(const int format, const struct product *p, long pane
     }
 }
 
-/* acc += a's codes . one group of b's codes. */
-OP void FN(group_tile)(const int format, VEC acc[][2], const int rows, const char *a, long a_stride, const char *b) {
-    if (format == SYM_CODES8) {
+/* Layout of codes, as in sym_matrix. In each function that loops, it is constant. */
+struct FN(codes) {
+    int bits, group, has_mins, has_levels;
+};
+
+/* What blocks of codes refer to: super-scales, super-mins, and the levels of codes plus 128. */
+struct FN(tables) {
+    VEC scales[2], mins[2], levels;
+};
+
+OP struct FN(tables) FN(tables_of)(const struct FN(codes) c, const sym_matrix *w) {
+    VEC unit = FN(splat)(CODE_UNIT);
+    struct FN(tables) tables = {{unit, unit}, {unit, unit}, unit};
+    uint8_t levels[64];
+    for (int i = 0; c.has_levels && i < 64; i++)
+        levels[i] = (uint8_t)(128 + code_levels[w->levels][i % 16]);
+    if (c.has_levels)
+        tables.levels = FN(load)((const float *)levels);
+    return tables;
+}
+
+OP const char *FN(load_supers)(const int has_mins, const char *b, struct FN(tables) * to) {
+    to->scales[0] = FN(load_halves)(b);
+    to->scales[1] = FN(load_halves)(b + 32);
+    if (!has_mins)
+        return b + 64;
+    to->mins[0] = FN(load_halves)(b + 64);
+    to->mins[1] = FN(load_halves)(b + 96);
+    return b + 128;
+}
+
+/* Load the scales or mins of a group, for the 32 features of a panel. */
+OP void FN(load_scales)(const enum scale_form form, const char *b, const VEC supers[2], VEC to[2]) {
+    for (int i = 0; i < 2; i++)
+        to[i] = form == HALVES    ? FN(load_halves)(b + 32 * i)
+                : form == FACTORS ? FN(mul)(FN(load_bytes)((const int8_t *)b + 16 * i), supers[i])
+                                  : FN(load)((const float *)b + 16 * i);
+}
+OP long FN(scales_size)(const enum scale_form form) { return PANEL * (form == HALVES ? 2 : form == FACTORS ? 1 : 4); }
+
+/* Return 16 features' codes of inputs 4 i to 4 i + 3 of a block. */
+OP VEC FN(load_codes)(const struct FN(codes) c, const char *b, const int i, VEC levels) {
+    if (c.bits == 8)
+        return FN(load)((const float *)(b + i * STEP));
+    VEC x = FN(load)((const float *)(b + i / 2 * STEP));
+    x = FN(and_bits)(i % 2 ? FN(shift_right)(x, 4) : x, 0x0f0f0f0fu);
+    if (c.has_levels)
+        return FN(lookup)(levels, x);
+    if (c.bits == 4)
+        return x;
+    const int at = i * (c.bits - 4), shift = at % 8; /* of the high bits, which go to bit 4 */
+    VEC high = FN(load)((const float *)(b + (4 + at / 8) * STEP));
+    high = shift > 4 ? FN(shift_right)(high, shift - 4) : FN(shift_left)(high, 4 - shift);
+    return FN(or_bits)(x, FN(and_bits)(high, c.bits == 5 ? 0x10101010u : 0x30303030u));
+}
+
+/* -1 times the sum of the activations' codes in one group. */
+OP VEC FN(less_of)(const int group, const int index, const struct block_info *info) {
+    VEC less = FN(splat)(WORD(group == SYM_BLOCK || index ? &info->less : &info->less_low));
+    return index ? FN(sub_int)(less, FN(splat)(WORD(&info->less_low))) : less;
+}
+
+/* Return the start value of a group's sums of codes: minus the zero for each activation. */
+OP VEC FN(codes_start)(const struct FN(codes) c, const int index, const struct block_info *info) {
+    if (c.has_mins)
+        return FN(splat)(0.0f);
+    return FN(shift_left)(FN(less_of)(c.group, index, info), c.has_levels ? 7 : c.bits - 1);
+}
+
+/* total += scale * the group's sum of codes (+ min * the group's sum). */
+OP VEC FN(add_group)(const struct FN(codes) c, const int index, const struct block_info *info, VEC codes, VEC scale,
+                     VEC min, VEC total) {
+    total = FN(fma)(FN(mul)(FN(from_int)(codes), scale), FN(splat)(info->scale), total);
+    if (!c.has_mins)
+        return total;
+    if (c.group == SYM_BLOCK)
+        return FN(fma)(min, FN(splat)(info->scaled_sum), total);
+    VEC sum = FN(from_int)(FN(less_of)(c.group, index, info));
+    return FN(fma)(min, FN(mul)(sum, FN(splat)(-info->scale)), total);
+}
+
+/* total += the products of group `index` of a block. */
+OP void FN(group_tile)(const struct FN(codes) c, const enum scale_form form, const int index, VEC total[][2],
+                       const int rows, const char *a, const char *info, long a_stride, const char *b,
+                       const struct FN(tables) * tables) {
+    const long size = FN(scales_size)(form), groups = SYM_BLOCK / c.group, steps = c.group / 4;
+    VEC acc[CODE_ROWS][2], scales[2], mins[2];
+    FN(load_scales)(form, b + index * size, tables->scales, scales);
+    mins[0] = mins[1] = scales[0];
+    if (c.has_mins)
+        FN(load_scales)(form, b + (groups + index) * size, tables->mins, mins);
+    b += (c.has_mins ? 2 : 1) * groups * size;
+    for (int r = 0; r < rows; r++)
+        acc[r][0] = acc[r][1] = FN(codes_start)(c, index, (const void *)(info + r * a_stride));
 #pragma GCC unroll 8
-        for (long i = 0; i < SYM_GROUP; i += 4, a += 4, b += STEP)
-            FN(step)(format, acc, rows, 2, a, a_stride, FN(load)((const float *)b), FN(load)((const float *)(b + 64)));
-        return;
+    for (int i = index * steps; i < (index + 1) * steps; i++) {
+        VEC b0 = FN(load_codes)(c, b, i, tables->levels), b1 = FN(load_codes)(c, b + 64, i, tables->levels);
+        FN(step)(SYM_CODES, acc, rows, 2, a + 4 * i, a_stride, b0, b1);
     }
-#pragma GCC unroll 4
-    for (long i = 0; i < SYM_GROUP; i += 8, a += 8, b += STEP) {
-        VEC b0 = FN(load)((const float *)b), b1 = FN(load)((const float *)(b + 64));
-        FN(step)(format, acc, rows, 2, a, a_stride, FN(and_bits)(b0, 0x0f0f0f0fu), FN(and_bits)(b1, 0x0f0f0f0fu));
-        b0 = FN(and_bits)(FN(shift_right)(b0, 4), 0x0f0f0f0fu);
-        b1 = FN(and_bits)(FN(shift_right)(b1, 4), 0x0f0f0f0fu);
-        FN(step)(format, acc, rows, 2, a + 4, a_stride, b0, b1);
+    for (int r = 0; r < rows; r++) {
+        const struct block_info *of_row = (const void *)(info + r * a_stride);
+        total[r][0] = FN(add_group)(c, index, of_row, acc[r][0], scales[0], mins[0], total[r][0]);
+        total[r][1] = FN(add_group)(c, index, of_row, acc[r][1], scales[1], mins[1], total[r][1]);
     }
 }
 
-/* Return the start value of a group's sums of codes. */
-OP VEC FN(group_start)(const int format, const int has_mins, const struct group_info *info) {
-    if (has_mins)
-        return FN(splat)(0.0f);
-    return FN(splat)(WORD(format == SYM_CODES8 ? &info->offset8 : &info->offset4));
+#define WIDE_FROM (2 * CODE_ROWS) /* more rows are worth the cost of unpacking codes into the cache */
+#define WIDE_ROWS 96              /* most rows of a call: ROW_BLOCK */
+
+/* Compute a panel's columns, from blocks of so many bytes that begin at `base`. */
+OP void FN(product_blocks)(const struct FN(codes) c, const enum scale_form form, const struct product *p, long panel,
+                           long first, long last, const char *base, long bytes) {
+    const long blocks = p->w->k / SYM_BLOCK;
+    const long pace = codes_block_bytes(p->w) / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63; /* for each block */
+    const char *ahead = FN(ahead)(p, base, last - first);
+    VEC unit = FN(splat)(CODE_UNIT);
+    while (first < last) {
+        long rows = FN(tile_rows)(last - first, CODE_ROWS);
+        const char *a = p->a + first * p->a_stride, *info = a + p->w->k, *b = base;
+        FOR_ROWS(rows, CODE_ROWS, {
+            VEC total[ROWS][2];
+            struct FN(tables) tables = FN(tables_of)(c, p->w);
+            FN(fetch_outputs)(p, panel, first, ROWS);
+            for (int r = 0; r < ROWS; r++)
+                total[r][0] = total[r][1] = FN(splat)(0.0f);
+            for (long i = 0; i < blocks; i++, a += SYM_BLOCK, b += bytes, info += sizeof(struct block_info)) {
+                if (form == FACTORS && i % BLOCKS_OF_SUPER == 0)
+                    b = FN(load_supers)(c.has_mins, b, &tables);
+                for (long j = 0; j < pace / 64; j++, ahead += 64)
+                    __builtin_prefetch(ahead, 0, 2);
+                FN(group_tile)(c, form, 0, total, ROWS, a, info, p->a_stride, b, &tables);
+                if (c.group < SYM_BLOCK)
+                    FN(group_tile)(c, form, 1, total, ROWS, a, info, p->a_stride, b, &tables);
+            }
+            for (int r = 0; r < ROWS; r++)
+                FN(epilogue)(p, panel, first + r, FN(mul)(total[r][0], unit), FN(mul)(total[r][1], unit));
+        })
+        first += rows;
+    }
 }
+
+/* Write some blocks with a byte for each code, and with float32 scales. Supers come first. Return the next blocks. */
+OP const char *FN(widen)(const struct FN(codes) c, const enum scale_form form, const sym_matrix *w, long blocks,
+                         const char *b, char *to) {
+    const long size = FN(scales_size)(form), scales = SYM_BLOCK / c.group * (c.has_mins ? 2 : 1);
+    const uint32_t zero = c.has_mins || c.has_levels ? 0 : (128 - (1u << (c.bits - 1))) * 0x01010101u;
+    struct FN(tables) tables = FN(tables_of)(c, w);
+    VEC more = FN(splat)(float_of(zero));
+    if (form == FACTORS)
+        b = FN(load_supers)(c.has_mins, b, &tables);
+    for (; blocks > 0; blocks--, b += w->bits * STEP, to += 8 * STEP) {
+        for (long j = 0; j < scales; j++, b += size, to += PANEL * 4) {
+            VEC x[2];
+            FN(load_scales)(form, b, j < SYM_BLOCK / c.group ? tables.scales : tables.mins, x);
+            FN(store)((float *)to, x[0]);
+            FN(store)((float *)to + 16, x[1]);
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < SYM_BLOCK / 4; j++)
+            for (int half = 0; half < STEP; half += 64) {
+                VEC x = FN(load_codes)(c, b + half, j, tables.levels);
+                FN(store)((float *)(to + j * STEP + half), FN(add_int)(x, more));
+            }
+    }
+    return b;
+}
+
+/* totals[rows][32] += the products of some widened blocks. Each tile prefetches `pace` lines at each block. */
+OP void FN(wide_tiles)(const struct FN(codes) c, long rows, float *totals, const char *a, const char *info,
+                       long a_stride, const char *wide, long blocks, const char *ahead, long pace) {
+    const struct FN(tables) none = {.levels = FN(splat)(0.0f)};
+    const long bytes = SYM_BLOCK / c.group * (c.has_mins ? 2 : 1) * PANEL * 4 + 8 * STEP;
+    for (long left = rows, tile; left > 0; left -= tile) {
+        tile = FN(tile_rows)(left, CODE_ROWS);
+        FOR_ROWS(tile, CODE_ROWS, {
+            VEC total[ROWS][2];
+            for (int r = 0; r < ROWS; r++) {
+                total[r][0] = FN(load)(totals + r * PANEL);
+                total[r][1] = FN(load)(totals + r * PANEL + 16);
+            }
+            for (long i = 0; i < blocks; i++) {
+                const char *from = a + i * SYM_BLOCK, *of = info + i * (long)sizeof(struct block_info);
+                for (long j = 0; j < pace; j++, ahead += 64)
+                    __builtin_prefetch(ahead, 0, 2);
+                FN(group_tile)(c, FLOATS, 0, total, ROWS, from, of, a_stride, wide + i * bytes, &none);
+                if (c.group < SYM_BLOCK)
+                    FN(group_tile)(c, FLOATS, 1, total, ROWS, from, of, a_stride, wide + i * bytes, &none);
+            }
+            for (int r = 0; r < ROWS; r++) {
+                FN(store)(totals + r * PANEL, total[r][0]);
+                FN(store)(totals + r * PANEL + 16, total[r][1]);
+            }
+        })
+        a += tile * a_stride, info += tile * a_stride, totals += tile * PANEL;
+    }
+}
+
+static void FN(add_wide)(const sym_matrix *w, long rows, float *totals, const char *a, const char *info, long a_stride,
+                         const char *wide, long blocks, const char *ahead, long pace) {
+#define WIDE(group, has_mins)                                                                                          \
+    FN(wide_tiles)((struct FN(codes)){8, group, has_mins, 0}, rows, totals, a, info, a_stride, wide, blocks, ahead,    \
+                   pace)
+    switch ((w->group == SYM_BLOCK) * 2 + !!w->has_mins) {
+    case 0:
+        WIDE(SYM_BLOCK / 2, 0);
+        break;
+    case 1:
+        WIDE(SYM_BLOCK / 2, 1);
+        break;
+    case 2:
+        WIDE(SYM_BLOCK, 0);
+        break;
+    default:
+        WIDE(SYM_BLOCK, 1);
+    }
+#undef WIDE
+}
+
+/* Compute a panel's columns for many rows. The codes of 256 inputs are unpacked once, into the cache, for all rows. */
+OP void FN(product_wide)(const struct FN(codes) c, const enum scale_form form, const struct product *p, long panel,
+                         long first, long last, const char *b) {
+    _Alignas(64) char wide[BLOCKS_OF_SUPER * (4 * PANEL * 4 + 8 * STEP)];
+    _Alignas(64) float totals[WIDE_ROWS][PANEL];
+    const long blocks = p->w->k / SYM_BLOCK, tiles = (last - first + CODE_ROWS - 1) / CODE_ROWS;
+    const long pace = codes_block_bytes(p->w) / tiles / 64 + 1;
+    const char *a = p->a + first * p->a_stride, *info = a + p->w->k, *ahead = p->ahead;
+    memset(totals, 0, (size_t)(last - first) * sizeof *totals);
+    for (long i = 0; i < blocks; i += BLOCKS_OF_SUPER) {
+        const long count = blocks - i < BLOCKS_OF_SUPER ? blocks - i : BLOCKS_OF_SUPER;
+        b = FN(widen)(c, form, p->w, count, b, wide);
+        FN(add_wide)(p->w, last - first, totals[0], a + i * SYM_BLOCK, info + i * (long)sizeof(struct block_info),
+                     p->a_stride, wide, count, ahead, pace);
+        ahead += 64 * pace * tiles * count;
+    }
+    VEC unit = FN(splat)(CODE_UNIT);
+    for (long r = 0; r < last - first; r++)
+        FN(epilogue)(p, panel, first + r, FN(mul)(FN(load)(totals[r]), unit), FN(mul)(FN(load)(totals[r] + 16), unit));
+}
+
+/* Multiply by codes. */
+OP void FN(product_codes)(const struct FN(codes) c, const struct product *p, long panel, long first, long last) {
+    const char *b = p->w->data + panel * panel_bytes(p->w);
+    const long bytes = codes_block_bytes(p->w), rows = last - first;
+    if (c.bits < 8 && rows > WIDE_FROM && rows <= WIDE_ROWS) {
+        if (p->w->has_supers)
+            FN(product_wide)(c, FACTORS, p, panel, first, last, b);
+        else
+            FN(product_wide)(c, HALVES, p, panel, first, last, b);
+    } else if (c.bits < 8 && p->w->has_supers) {
+        FN(product_blocks)(c, FACTORS, p, panel, first, last, b, bytes);
+    } else {
+        FN(product_blocks)(c, HALVES, p, panel, first, last, b, bytes);
+    }
+}
+
+/* Each layout of codes: bits, group, mins, levels. `_GROUPS` in `packed_weights.py` has the same list. */
+#define LAYOUTS(each)                                                                                                  \
+    each(4, 32, 0, 0) each(4, 32, 0, 1) each(4, 32, 1, 0) each(4, 16, 0, 0) each(4, 16, 1, 0) each(5, 32, 0, 0)        \
+        each(5, 32, 1, 0) each(6, 16, 0, 0) each(6, 16, 1, 0) each(8, 32, 0, 0) each(8, 32, 1, 0)
+/* A layout has a function of its own: in one function for all, the compiler keeps more sums in memory, and without
+ * optimization its frame exceeds a thread's stack. */
+#define LAYOUT_PRODUCT(bits, group, has_mins, has_levels)                                                              \
+    static __attribute__((noinline)) void FN(product_##bits##_##group##_##has_mins##_##has_levels)(                    \
+        const struct product *p, long panel, long first, long last) {                                                  \
+        const struct FN(codes) codes = {bits, group, has_mins, has_levels};                                            \
+        FN(product_codes)(codes, p, panel, first, last);                                                               \
+    }
+LAYOUTS(LAYOUT_PRODUCT)
+#define LAYOUT_KEY(bits, group, has_mins, has_levels) ((bits) * 1000 + (group) * 4 + (has_mins) * 2 + (has_levels))
+#define KEY_OF(m) LAYOUT_KEY((m)->bits, (m)->group, !!(m)->has_mins, !!(m)->levels)
 
 OP void FN(product_rotated)(const struct product *p, long panel, long first, long last) {
     long steps = p->w->k / 4, bytes = steps * STEP + PANEL * 8;
-    const char *b = p->w->data + panel * bytes, *ahead = p->ahead;
+    const char *b = p->w->data + panel * bytes, *ahead = FN(ahead)(p, b, last - first);
     const float *scales = (const float *)(b + steps * STEP);
     long pace = STEP / ((last - first + TILE_ROWS - 1) / TILE_ROWS);
     VEC d0 = FN(load)(scales), d1 = FN(load)(scales + 16), z0 = FN(load)(scales + PANEL),
@@ -244,13 +498,13 @@ OP void FN(product_rotated)(const struct product *p, long panel, long first, lon
             VEC acc[ROWS][2];
             FN(fetch_outputs)(p, panel, first, ROWS);
             for (int r = 0; r < ROWS; r++) {
-                VEC less = FN(splat)(WORD(info + r * p->a_stride + offsetof(struct group_info, offset4)));
+                VEC less = FN(splat)(WORD(info + r * p->a_stride + offsetof(struct block_info, less)));
                 acc[r][0] = FN(mul_int)(less, z0);
                 acc[r][1] = FN(mul_int)(less, z1);
             }
-            FN(tile)(SYM_CODES8, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, ROWS > 1, ahead, pace);
+            FN(tile)(SYM_CODES, acc, ROWS, 2, steps, a, p->a_stride, b, STEP, 1, ahead, pace);
             for (int r = 0; r < ROWS; r++) {
-                VEC scale = FN(splat)(((const struct group_info *)(info + r * p->a_stride))->scale);
+                VEC scale = FN(splat)(((const struct block_info *)(info + r * p->a_stride))->scale);
                 VEC x = FN(mul)(FN(mul)(FN(from_int)(acc[r][0]), d0), scale);
                 VEC y = FN(mul)(FN(mul)(FN(from_int)(acc[r][1]), d1), scale);
                 FN(epilogue)(p, panel, first + r, x, y);
@@ -261,75 +515,27 @@ OP void FN(product_rotated)(const struct product *p, long panel, long first, lon
     }
 }
 
-/* total += scale * the group's sum of codes (+ min * the group's sum). */
-OP VEC FN(add_group)(const int has_mins, const struct group_info *info, VEC codes, VEC scale, VEC min, VEC total) {
-    total = FN(fma)(FN(mul)(FN(from_int)(codes), scale), FN(splat)(info->scale), total);
-    return has_mins ? FN(fma)(min, FN(splat)(info->scaled_sum), total) : total;
-}
-
-OP void FN(product_codes)(const int format, const int has_mins, const struct product *p, long panel, long first,
-                          long last) {
-    const sym_matrix *w = p->w;
-    long groups = w->k / SYM_GROUP, bytes = group_bytes(w), head = group_head(w);
-    const char *base = w->data + panel * groups * bytes;
-    VEC unit = FN(splat)(CODE_UNIT);
-    long pace =
-        last - first > 1 ? bytes / ((last - first + CODE_ROWS - 1) / CODE_ROWS) + 63 : 0; /* bytes for each group */
-    const char *ahead = p->ahead;
-    while (first < last) {
-        long rows = FN(tile_rows)(last - first, CODE_ROWS);
-        const char *a = p->a + first * p->a_stride, *info = a + w->k, *b = base;
-        FOR_ROWS(rows, CODE_ROWS, {
-            VEC total[ROWS][2];
-            FN(fetch_outputs)(p, panel, first, ROWS);
-            for (int r = 0; r < ROWS; r++)
-                total[r][0] = total[r][1] = FN(splat)(0.0f);
-            for (long g = 0; g < groups; g++, b += bytes, info += sizeof(struct group_info)) {
-                VEC acc[ROWS][2];
-                VEC d0 = FN(load_halves)(b), d1 = FN(load_halves)(b + 32), m0 = d0, m1 = d1;
-                if (has_mins)
-                    m0 = FN(load_halves)(b + 64), m1 = FN(load_halves)(b + 96);
-                for (long i = 0; i < pace / 64; i++, ahead += 64)
-                    __builtin_prefetch(ahead, 0, 2);
-                for (int r = 0; r < ROWS; r++)
-                    acc[r][0] = acc[r][1] = FN(group_start)(format, has_mins, (const void *)(info + r * p->a_stride));
-                FN(group_tile)(format, acc, ROWS, a + g * SYM_GROUP, p->a_stride, b + head);
-                for (int r = 0; r < ROWS; r++) {
-                    const struct group_info *of_row = (const void *)(info + r * p->a_stride);
-                    total[r][0] = FN(add_group)(has_mins, of_row, acc[r][0], d0, m0, total[r][0]);
-                    total[r][1] = FN(add_group)(has_mins, of_row, acc[r][1], d1, m1, total[r][1]);
-                }
-            }
-            for (int r = 0; r < ROWS; r++)
-                FN(epilogue)(p, panel, first + r, FN(mul)(total[r][0], unit), FN(mul)(total[r][1], unit));
-        })
-        first += rows;
-    }
-}
-
 static void FN(product)(const struct product *p, long panel, long first, long last) {
     switch (p->w->format) {
     case SYM_FLOAT32:
         FN(product_numbers)(SYM_FLOAT32, p, panel, first, last);
-        break;
+        return;
     case SYM_BFLOAT16:
         FN(product_numbers)(SYM_BFLOAT16, p, panel, first, last);
-        break;
+        return;
     case SYM_ROTATED8:
         FN(product_rotated)(p, panel, first, last);
-        break;
-    case SYM_CODES8:
-        if (p->w->has_mins)
-            FN(product_codes)(SYM_CODES8, 1, p, panel, first, last);
-        else
-            FN(product_codes)(SYM_CODES8, 0, p, panel, first, last);
-        break;
-    default:
-        if (p->w->has_mins)
-            FN(product_codes)(SYM_CODES4, 1, p, panel, first, last);
-        else
-            FN(product_codes)(SYM_CODES4, 0, p, panel, first, last);
+        return;
     }
+    switch (KEY_OF(p->w)) {
+#define CASE_OF_LAYOUT(bits, group, has_mins, has_levels)                                                              \
+    case LAYOUT_KEY(bits, group, has_mins, has_levels):                                                                \
+        FN(product_##bits##_##group##_##has_mins##_##has_levels)(p, panel, first, last);                               \
+        return;
+        LAYOUTS(CASE_OF_LAYOUT)
+#undef CASE_OF_LAYOUT
+    }
+    abort(); /* the loader chooses one of the layouts */
 }
 
 static void FN(rms_norm)(const float *x, const float *weight, float eps, long n, float *out) {
@@ -347,12 +553,12 @@ static void FN(rms_norm)(const float *x, const float *weight, float eps, long n,
 
 OP VEC FN(magnitude)(VEC x) { return FN(and_bits)(x, 0x7fffffffu); }
 
-/* Convert a row to signed codes. In each group, the largest magnitude becomes code 127. */
+/* Convert a row to signed codes. In each block, the largest magnitude becomes code 127. */
 static void FN(prepare_codes)(const float *x, long n, char *to) {
-    long groups = (n + SYM_GROUP - 1) / SYM_GROUP;
-    struct group_info *info = (struct group_info *)(to + groups * SYM_GROUP);
+    long blocks = (n + SYM_BLOCK - 1) / SYM_BLOCK;
+    struct block_info *info = (struct block_info *)(to + blocks * SYM_BLOCK);
     int8_t *codes = (int8_t *)to;
-    for (long g = 0; g < groups; g++, x += SYM_GROUP, codes += SYM_GROUP, n -= SYM_GROUP) {
+    for (long i = 0; i < blocks; i++, x += SYM_BLOCK, codes += SYM_BLOCK, n -= SYM_BLOCK) {
         VEC low = FN(load)(x), high = n > 16 ? FN(load)(x + 16) : FN(splat)(0.0f);
         float top = FN(largest)(FN(max)(FN(magnitude)(low), FN(magnitude)(high)));
         VEC inverse = FN(splat)(top > TINY ? 127 / top : 0);
@@ -360,10 +566,10 @@ static void FN(prepare_codes)(const float *x, long n, char *to) {
         high = FN(round)(FN(mul)(high, inverse));
         FN(store_codes)(codes, low);
         FN(store_codes)(codes + 16, high);
-        float scale = top > TINY ? top / 127 : 0, sum = FN(sum)(FN(add)(low, high));
+        float scale = top > TINY ? top / 127 : 0, sum_low = FN(sum)(low), sum = sum_low + FN(sum)(high); /* exact */
         if (sum != sum)
-            scale = sum, sum = 0; /* a value that is not finite makes the group NaN */
-        info[g] = (struct group_info){scale, scale * sum, (int32_t)(-8 * sum), (int32_t)(-128 * sum)};
+            scale = sum, sum = sum_low = 0; /* a value that is not finite makes the block NaN */
+        info[i] = (struct block_info){scale, scale * sum, -(int32_t)sum, -(int32_t)sum_low};
     }
 }
 
@@ -450,7 +656,7 @@ static void FN(prepare_rotated)(const sym_matrix *m, const float *x, long n, cha
     float scale = top > TINY ? top / 127 / sqrtf((float)(n & -n)) : 0, total = FN(sum)(sum);
     if (total != total)
         scale = total, total = 0;
-    *(struct group_info *)(to + m->k) = (struct group_info){.scale = scale, .offset4 = -(int32_t)total};
+    *(struct block_info *)(to + m->k) = (struct block_info){.scale = scale, .less = -(int32_t)total};
 }
 
 static void FN(to_bfloat16)(const float *x, long n, uint16_t *to) {

@@ -4,56 +4,98 @@
 
 int64_t sym_packed_bytes(const sym_matrix *m) { return (m->n + PANEL - 1) / PANEL * panel_bytes(m); }
 
-/* Return the address of the four bytes of one feature that contain input i. */
+/* Return the address of one feature's bytes in the step of numbers or rotated codes that contains input i. */
 static char *feature_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t i) {
-    char *panel = m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4;
-    long per_step = inputs_per_step(m->format);
-    if (!has_groups(m->format))
-        return panel + i / per_step * STEP;
-    return panel + i / SYM_GROUP * group_bytes(m) + group_head(m) + i % SYM_GROUP / per_step * STEP;
+    return m->data + strip / 2 * panel_bytes(m) + (strip % 2 * 16 + lane) * 4 + i / inputs_per_step(m->format) * STEP;
 }
 
-static uint16_t *scale_at(const sym_matrix *m, int64_t strip, int64_t lane, int64_t group) {
-    return (uint16_t *)(m->data + strip / 2 * panel_bytes(m) + group * group_bytes(m)) + strip % 2 * 16 + lane;
+/* A feature's place in one block of codes. */
+struct place {
+    char *block; /* the scales; the codes follow them */
+    int64_t feature;
+};
+
+static struct place place_of(const sym_matrix *m, int64_t strip, int64_t lane, int64_t block) {
+    return (struct place){m->data + strip / 2 * panel_bytes(m) + codes_block_at(m, block), strip % 2 * 16 + lane};
 }
 
-/* Write the codes of one group. A step of a panel has four bytes for each feature: the codes of four inputs, or of eight
- * inputs with 4 bits. */
-static void put_codes(const sym_matrix *m, int64_t strip, int64_t lane, int64_t group, const uint8_t *codes) {
-    char *to = feature_at(m, strip, lane, group * SYM_GROUP);
-    if (m->format == SYM_CODES8) {
-        for (int step = 0; step < SYM_GROUP / 4; step++)
-            memcpy(to + step * STEP, codes + 4 * step, 4);
-        return;
+/* Return the index of a group's scale in a block, or of its min. */
+static int64_t scale_index(const sym_matrix *m, const struct place *p, int64_t group, int min) {
+    return (group + min * GROUPS_OF_BLOCK(m)) * PANEL + p->feature;
+}
+static uint16_t *half_at(const sym_matrix *m, const struct place *p, int64_t group, int min) {
+    return (uint16_t *)p->block + scale_index(m, p, group, min);
+}
+static int8_t *factor_at(const sym_matrix *m, const struct place *p, int64_t group, int min) {
+    return (int8_t *)p->block + scale_index(m, p, group, min);
+}
+/* The supers lie before the first of eight blocks. */
+static uint16_t *super_at(const sym_matrix *m, const struct place *p, int min) {
+    return (uint16_t *)(p->block - super_head(m)) + min * PANEL + p->feature;
+}
+
+static uint32_t *word_at(const sym_matrix *m, const struct place *p, int64_t step) {
+    return (uint32_t *)(p->block + block_head(m) + step * STEP) + p->feature;
+}
+
+/* Write the codes of one block. */
+static void put_codes(const sym_matrix *m, const struct place *p, const uint8_t *codes) {
+    const int high_bits = m->bits - 4;
+    uint32_t four, high[2] = {0, 0};
+    for (int i = 0; i < SYM_BLOCK / 4; i++) {
+        memcpy(&four, codes + 4 * i, 4);
+        if (m->bits == 8) {
+            *word_at(m, p, i) = four;
+            continue;
+        }
+        const uint32_t low = four & 0x0f0f0f0fu;
+        if (i % 2)
+            *word_at(m, p, i / 2) |= low << 4;
+        else
+            *word_at(m, p, i / 2) = low;
+        high[i * high_bits / 8] |= (four >> 4 & 0x03030303u) << i * high_bits % 8;
     }
-    for (int step = 0; step < SYM_GROUP / 8; step++) {
-        uint32_t low, high;
-        memcpy(&low, codes + 8 * step, 4);
-        memcpy(&high, codes + 8 * step + 4, 4);
-        low |= high << 4;
-        memcpy(to + step * STEP, &low, 4);
+    for (int i = 0; m->bits < 8 && i < high_bits; i++)
+        *word_at(m, p, 4 + i) = high[i];
+}
+
+/* Read the codes of one block. */
+static void get_codes(const sym_matrix *m, const struct place *p, uint8_t *codes) {
+    const int high_bits = m->bits - 4;
+    for (int i = 0; i < SYM_BLOCK / 4; i++) {
+        uint32_t four;
+        if (m->bits == 8) {
+            four = *word_at(m, p, i);
+        } else {
+            four = *word_at(m, p, i / 2) >> i % 2 * 4 & 0x0f0f0f0fu;
+            if (high_bits) {
+                const uint32_t high = *word_at(m, p, 4 + i * high_bits / 8) >> i * high_bits % 8;
+                four |= (high & (high_bits == 1 ? 0x01010101u : 0x03030303u)) << 4;
+            }
+        }
+        memcpy(codes + 4 * i, &four, 4);
     }
 }
 
-/* Pack one row with codes around zero. The largest magnitude of a group becomes 127 times the scale. */
+/* Pack one row with 8-bit codes around zero. The largest magnitude of a block becomes 127 times the scale. */
 static void pack_symmetric(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane) {
-    for (int64_t first = 0; first < k; first += SYM_GROUP) {
-        int64_t end = first + SYM_GROUP < k ? first + SYM_GROUP : k;
+    for (int64_t first = 0; first < k; first += SYM_BLOCK) {
+        int64_t end = first + SYM_BLOCK < k ? first + SYM_BLOCK : k;
         float largest = 0;
         for (int64_t i = first; i < end; i++)
             largest = fmaxf(largest, fabsf(w[i]));
+        const struct place p = place_of(m, strip, lane, first / SYM_BLOCK);
         uint16_t scale = to_float16(largest / 127 / CODE_UNIT);
         float step = of_float16(scale) * CODE_UNIT, inverse = step > 0 ? 1 / step : 0;
-        uint16_t *head = scale_at(m, strip, lane, first / SYM_GROUP);
-        head[0] = scale;
+        *half_at(m, &p, 0, 0) = scale;
         if (m->has_mins)
-            head[PANEL] = to_float16(-128 * of_float16(scale));
-        uint8_t codes[SYM_GROUP];
-        for (int64_t i = first; i < first + SYM_GROUP; i++) {
+            *half_at(m, &p, 0, 1) = to_float16(-128 * of_float16(scale));
+        uint8_t codes[SYM_BLOCK];
+        for (int64_t i = first; i < first + SYM_BLOCK; i++) {
             float code = i < end ? nearbyintf(w[i] * inverse) : 0;
             codes[i - first] = (uint8_t)(128 + (int)fmaxf(-127, fminf(127, code)));
         }
-        put_codes(m, strip, lane, first / SYM_GROUP, codes);
+        put_codes(m, &p, codes);
     }
 }
 
@@ -72,8 +114,8 @@ static float level(float w, float min, float inverse) {
  * squares). Return the sum of the squared errors. */
 static float fit_levels(const float *w, float low, float high, float *scale, float *min) {
     const float inverse = high > low ? 15 / (high - low) : 0;
-    float code[SYM_GROUP], codes[LANES] = {0}, squares[LANES] = {0}, products[LANES] = {0}, sums[LANES] = {0};
-    for (int i = 0; i < SYM_GROUP; i += LANES)
+    float code[SYM_BLOCK], codes[LANES] = {0}, squares[LANES] = {0}, products[LANES] = {0}, sums[LANES] = {0};
+    for (int i = 0; i < SYM_BLOCK; i += LANES)
         for (int j = 0; j < LANES; j++) {
             code[i + j] = level(w[i + j], low, inverse);
             codes[j] += code[i + j];
@@ -81,11 +123,11 @@ static float fit_levels(const float *w, float low, float high, float *scale, flo
             products[j] += code[i + j] * w[i + j];
             sums[j] += w[i + j];
         }
-    const float spread = SYM_GROUP * total(squares) - total(codes) * total(codes);
-    *scale = spread > 0 ? (SYM_GROUP * total(products) - total(codes) * total(sums)) / spread : 0;
-    *min = (total(sums) - *scale * total(codes)) / SYM_GROUP;
+    const float spread = SYM_BLOCK * total(squares) - total(codes) * total(codes);
+    *scale = spread > 0 ? (SYM_BLOCK * total(products) - total(codes) * total(sums)) / spread : 0;
+    *min = (total(sums) - *scale * total(codes)) / SYM_BLOCK;
     float errors[LANES] = {0};
-    for (int i = 0; i < SYM_GROUP; i += LANES)
+    for (int i = 0; i < SYM_BLOCK; i += LANES)
         for (int j = 0; j < LANES; j++) {
             const float difference = *scale * code[i + j] + *min - w[i + j];
             errors[j] += difference * difference;
@@ -96,9 +138,9 @@ static float fit_levels(const float *w, float low, float high, float *scale, flo
 /* Pack one row in 4-bit codes with mins. The outermost weights of a group may be cut off a little, if the others then
  * lie closer to their levels. */
 static void pack_levels(const sym_matrix *m, const float *w, int64_t k, int64_t strip, int64_t lane) {
-    for (int64_t first = 0; first < k; first += SYM_GROUP) {
-        float group[SYM_GROUP], low = w[first], high = w[first], scale = 0, min = 0, least = INFINITY;
-        for (int64_t i = 0; i < SYM_GROUP; i++) { /* the last weight fills up a short group */
+    for (int64_t first = 0; first < k; first += SYM_BLOCK) {
+        float group[SYM_BLOCK], low = w[first], high = w[first], scale = 0, min = 0, least = INFINITY;
+        for (int64_t i = 0; i < SYM_BLOCK; i++) { /* the last weight fills up a short group */
             group[i] = w[first + i < k ? first + i : k - 1];
             low = fminf(low, group[i]);
             high = fmaxf(high, group[i]);
@@ -113,15 +155,15 @@ static void pack_levels(const sym_matrix *m, const float *w, int64_t k, int64_t 
                 min = one_min;
             }
         }
-        uint16_t *head = scale_at(m, strip, lane, first / SYM_GROUP);
-        head[0] = to_float16(scale / CODE_UNIT);
-        head[PANEL] = to_float16(min / CODE_UNIT);
-        scale = of_float16(head[0]) * CODE_UNIT;
-        min = of_float16(head[PANEL]) * CODE_UNIT;
-        uint8_t codes[SYM_GROUP];
-        for (int i = 0; i < SYM_GROUP; i++)
+        const struct place p = place_of(m, strip, lane, first / SYM_BLOCK);
+        *half_at(m, &p, 0, 0) = to_float16(scale / CODE_UNIT);
+        *half_at(m, &p, 0, 1) = to_float16(min / CODE_UNIT);
+        scale = of_float16(*half_at(m, &p, 0, 0)) * CODE_UNIT;
+        min = of_float16(*half_at(m, &p, 0, 1)) * CODE_UNIT;
+        uint8_t codes[SYM_BLOCK];
+        for (int i = 0; i < SYM_BLOCK; i++)
             codes[i] = (uint8_t)level(group[i], min, scale > 0 ? 1 / scale : 0);
-        put_codes(m, strip, lane, first / SYM_GROUP, codes);
+        put_codes(m, &p, codes);
     }
 }
 
@@ -179,12 +221,12 @@ void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t
         const float *row = w + i * k;
         int64_t strip = first + i / 16 * every, lane = i % 16;
         if (has_codes(m->format)) {
-            if (m->format == SYM_CODES4)
-                pack_levels(m, row, k, strip, lane);
-            else if (has_groups(m->format))
+            if (m->format == SYM_ROTATED8)
+                pack_rotated(m, row, k, strip, lane);
+            else if (m->bits == 8)
                 pack_symmetric(m, row, k, strip, lane);
             else
-                pack_rotated(m, row, k, strip, lane);
+                pack_levels(m, row, k, strip, lane);
             continue;
         }
         char *to = feature_at(m, strip, lane, 0);
@@ -199,28 +241,36 @@ void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t
     }
 }
 
-void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
-                    int64_t k, int64_t first, int64_t every) {
-    int64_t groups = k / SYM_GROUP;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t strip = first + i / 16 * every, lane = i % 16;
-        for (int64_t g = 0; g < groups; g++) {
-            uint16_t *head = scale_at(m, strip, lane, g);
-            head[0] = to_float16(scales[i * groups + g] / CODE_UNIT);
-            if (mins)
-                head[PANEL] = to_float16(mins[i * groups + g] / CODE_UNIT);
-            put_codes(m, strip, lane, g, codes + i * k + g * SYM_GROUP);
+void sym_pack_codes(const sym_matrix *m, const sym_codes *c, int64_t n, int64_t k, int64_t first, int64_t every) {
+    const int64_t blocks = k / SYM_BLOCK, per_block = GROUPS_OF_BLOCK(m), supers = k / SYM_SUPER;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t b = 0; b < blocks; b++) {
+            const struct place p = place_of(m, first + i / 16 * every, i % 16, b);
+            const int64_t super = i * supers + b / BLOCKS_OF_SUPER;
+            for (int min = 0; min <= m->has_mins; min++) {
+                const float *halves = min ? c->mins : c->scales;
+                const int8_t *factors = min ? c->min_codes : c->scale_codes;
+                if (m->has_supers && b % BLOCKS_OF_SUPER == 0)
+                    *super_at(m, &p, min) = to_float16(halves[super] / CODE_UNIT);
+                for (int64_t g = 0; g < per_block; g++) {
+                    const int64_t group = (i * blocks + b) * per_block + g;
+                    if (m->has_supers)
+                        *factor_at(m, &p, g, min) = factors[group];
+                    else
+                        *half_at(m, &p, g, min) = to_float16(halves[group] / CODE_UNIT);
+                }
+            }
+            put_codes(m, &p, c->codes + i * k + b * SYM_BLOCK);
         }
-    }
 }
 
 float sym_pack_q4_0(const sym_matrix *m, const uint8_t *blocks, int64_t n, int64_t k, int64_t first, int64_t every) {
-    int64_t groups = k / SYM_GROUP, size = group_bytes(m);
-    uint32_t low = 0x0f0f0f0f, high = 0xf0f0f0f0;
+    const int64_t groups = k / SYM_BLOCK, size = codes_block_bytes(m);
+    const uint32_t low = 0x0f0f0f0f, high = 0xf0f0f0f0;
     uint16_t largest = 0; /* as bits: infinity and NaN are larger than all numbers */
     for (int64_t i = 0; i < n; i++) {
-        int64_t strip = first + i / 16 * every, lane = i % 16;
-        char *codes = feature_at(m, strip, lane, 0), *scales = (char *)scale_at(m, strip, lane, 0);
+        const struct place p = place_of(m, first + i / 16 * every, i % 16, 0);
+        char *codes = (char *)word_at(m, &p, 0), *scales = (char *)half_at(m, &p, 0, 0);
         for (int64_t g = 0; g < groups; g++) {
             const uint8_t *block = blocks + (i * groups + g) * 18;
             uint16_t scale;
@@ -236,6 +286,30 @@ float sym_pack_q4_0(const sym_matrix *m, const uint8_t *blocks, int64_t n, int64
         }
     }
     return of_float16(largest);
+}
+
+/* Return a scale of codes, or a min, in units of CODE_UNIT. */
+static float scale_of(const sym_matrix *m, const struct place *p, int64_t block, int64_t group, int min) {
+    if (!m->has_supers)
+        return of_float16(*half_at(m, p, group, min));
+    const struct place first = {p->block - block % BLOCKS_OF_SUPER * codes_block_bytes(m), p->feature};
+    return of_float16(*super_at(m, &first, min)) * (float)*factor_at(m, p, group, min);
+}
+
+static void unpack_codes(const sym_matrix *m, int64_t strip, int64_t lane, int64_t k, float *out) {
+    uint8_t codes[SYM_BLOCK];
+    const int zero = m->has_mins ? 0 : 1 << (m->bits - 1);
+    for (int64_t first = 0; first < k; first += SYM_BLOCK) {
+        const struct place p = place_of(m, strip, lane, first / SYM_BLOCK);
+        get_codes(m, &p, codes);
+        for (int64_t i = first; i < k && i < first + SYM_BLOCK; i++) {
+            const int64_t group = (i - first) / m->group;
+            const int code = m->levels ? code_levels[m->levels][codes[i - first]] : codes[i - first] - zero;
+            const float value = scale_of(m, &p, first / SYM_BLOCK, group, 0) * (float)code;
+            const float min = m->has_mins ? scale_of(m, &p, first / SYM_BLOCK, group, 1) : 0;
+            out[i] = (m->has_mins ? value + min : value) * CODE_UNIT;
+        }
+    }
 }
 
 void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out) {
@@ -263,12 +337,5 @@ void sym_unpack_row(const sym_matrix *m, int64_t row, int64_t k, float *out) {
         }
         return;
     }
-    for (int64_t i = 0; i < k; i++) {
-        uint16_t *head = scale_at(m, strip, lane, i / SYM_GROUP);
-        uint8_t byte = ((const uint8_t *)feature_at(m, strip, lane, i))[i % 4];
-        int code = m->format == SYM_CODES8 ? byte : i % 8 < 4 ? byte & 15 : byte >> 4;
-        int zero = m->has_mins ? 0 : m->format == SYM_CODES8 ? 128 : 8;
-        float value = of_float16(head[0]) * (float)(code - zero);
-        out[i] = (m->has_mins ? value + of_float16(head[PANEL]) : value) * CODE_UNIT;
-    }
+    unpack_codes(m, strip, lane, k, out);
 }

@@ -4,9 +4,9 @@ The precision decides the format of each matrix (`step.h` has the formats):
 
 float32, bf16   numbers
 int8            8-bit codes of rotated rows, with one scale for each row
-int4            the codes of the checkpoint: 4-bit codes and their scales are copied unchanged, and zeros become mins;
-                other matrices become 8-bit codes. If the checkpoint has floats alone, the layers' matrices become
-                4-bit codes with a scale and a min for 32 weights, and embedding and head 8-bit codes
+int4            the codes of the checkpoint: codes and their scales are copied unchanged, and zeros become mins; other
+                matrices become 8-bit codes. If the checkpoint has floats alone, the layers' matrices become 4-bit codes
+                with a scale and a min for 32 weights, and embedding and head 8-bit codes
 
 Every core decodes and packs a few thousand rows at a time. So loading takes little more memory than the packed weights.
 """
@@ -19,14 +19,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from decoder.checkpoints.fingerprint import model_fingerprint
 from decoder.checkpoints.llama import EMBED, FINAL_NORM, HEAD, layer_name
-from decoder.checkpoints.quants import FLOATS, GROUP_VALUES, Float32Array, Parts
+from decoder.checkpoints.quants import FLOATS, GROUP_VALUES, LEVELS, Coding, Float32Array, Parts
 from decoder.checkpoints.stored import StoredTensor
 from decoder.checkpoints.weights import Tensor, Weights
 from decoder.cores import available_cores
@@ -49,11 +51,10 @@ _PADDING = {
     lib.SYM_FLOAT32: 1,
     lib.SYM_BFLOAT16: 32,
     lib.SYM_ROTATED8: 64,
-    lib.SYM_CODES8: GROUP_VALUES,
-    lib.SYM_CODES4: GROUP_VALUES,
+    lib.SYM_CODES: GROUP_VALUES,
 }
 """Padding by format: k becomes a multiple of this number, for whole tiles of AMX or whole groups of codes."""
-_ZERO = {lib.SYM_CODES8: 128, lib.SYM_CODES4: 8}
+_KEPT_FIELDS = ("format", "n", "k", "bits", "group", "has_mins", "has_supers", "levels")
 _MAX_SCALE = 250.0
 _MAX_ROTATED = 1e30
 MAX_INT8_INPUTS: int = lib.SYM_MAX_INPUTS
@@ -90,15 +91,47 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class _Layout:
+    """Layout of codes in panels: fields of a `sym_matrix`."""
+
+    bits: int
+    group: int = GROUP_VALUES
+    has_mins: bool = False
+    has_supers: bool = False
+    levels: str = ""
+
+    @property
+    def zero(self) -> int:
+        """Return the code of 0 in a layout without mins."""
+        return 1 << (self.bits - 1)
+
+    def holds(self, coding: Coding) -> bool:
+        """Return whether codes of this coding can be copied into the layout."""
+        bits = 8 if coding.levels and not self.levels else coding.bits
+        return bits <= self.bits and coding.group >= self.group and coding.has_supers >= self.has_supers
+
+
+_EIGHT_BITS = _Layout(8)
+_GROUPS = {4: (16, 32), 5: (32,), 6: (16,), 8: (32,)}
+"""Groups that the kernels have, by bits. `LAYOUTS` in `kernels.h` has the same list."""
+_LEVELS = {"": 0, "IQ4": 1, "MXFP4": 2}
+"""Numbers of the levels in `panels.h`."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Matrix:
     """A `sym_matrix` that is to be filled from tensors."""
 
+    layer: int
+    """The layer's index. -1: embedding and head are in no layer."""
+    field: str
+    """Field of `sym_layer`. Up to three matrices, one after the other, are the `qkv` of a layer."""
     pieces: tuple[_Piece, ...]
     struct: Any
     mix: Float32Array | None
     """Array that `struct.mix` points to."""
-    as_stored: bool
-    """Whether codes of the file are kept unchanged."""
+    layout: _Layout | None
+    """Layout of the codes, with precision int4. Codes of the file are kept unchanged."""
 
 
 def check_weights(config: ModelConfig, weights: Weights, precision: str) -> None:
@@ -110,8 +143,9 @@ def packed_bytes(config: ModelConfig, weights: Weights, precision: str) -> tuple
     """Return the bytes of the packed weights, and the bytes that a step of one row reads, without reading the
     weights.
     """
-    sizes = list(map(_num_bytes, _plan(config, weights, precision)))
-    return sum(sizes), sum(sizes[: _num_read(config)])
+    matrices = _plan(config, weights, precision)
+    sizes = list(map(_num_bytes, matrices))
+    return sum(sizes), sum(sizes[: _num_read(weights, matrices)])
 
 
 def pack_weights(
@@ -150,12 +184,17 @@ def pack_weights(
     layers = ffi.new("sym_layer[]", config.num_layers)
     for index in range(config.num_layers):
         layer = layers[index]
-        layer.qkv, layer.o, layer.gate_up, layer.down = (m.struct[0] for m in matrices[4 * index : 4 * index + 4])
+        of_layer = [matrix for matrix in matrices if matrix.layer == index]
+        for number, matrix in enumerate(matrix for matrix in of_layer if matrix.field == "qkv"):
+            layer.qkv[number] = matrix.struct[0]
+        for matrix in of_layer:
+            if matrix.field != "qkv":
+                setattr(layer, matrix.field, matrix.struct[0])
         for field in ("attn_norm", "post_attn_norm", "ffn_norm", "post_ffn_norm", "q_norm", "k_norm"):
             setattr(layer, field, floats(layer_name(index, field)))
         layer.qkv_bias = floats(*(layer_name(index, field) for field in ("q_bias", "k_bias", "v_bias")))
         layer.sliding = config.slides(index)
-    num_read = _num_read(config)
+    num_read = _num_read(weights, matrices)
     head, embed = matrices[num_read - 1], matrices[-1]
     return PackedWeights(
         layers=layers,
@@ -172,22 +211,23 @@ def pack_weights(
 def _plan(config: ModelConfig, weights: Weights, precision: str) -> list[_Matrix]:
     """Return every matrix that a step reads, not yet filled, with its format for this precision."""
     is_quantized = precision == "int4" and stored_bits(weights) > 0
-    if is_quantized and stored_bits(weights) > 4:
+    if is_quantized and stored_bits(weights) > 6:
         raise Invalid(
-            f"{config.name}: precision int4 runs the 4-bit codes of a file, or makes them of float weights, and this "
-            f"file has other codes ({weights.kinds()}): give a file of 4-bit codes or of floats, or say int8"
+            f"{config.name}: precision int4 runs the codes of a file, or makes 4-bit codes of float weights, and this "
+            f"file has other codes ({weights.kinds()}): give a file of 4 to 6 bits or of floats, or say int8"
         )
-    return [_new_matrix(weights, precision, pieces, is_quantized) for pieces in _all_pieces(config, weights)]
+    return [
+        _new_matrix(weights, precision, is_quantized, *matrix) for matrix in _all_matrices(config, weights, precision)
+    ]
 
 
 def stored_bits(weights: Weights) -> int:
-    """Return 4 if the checkpoint has matrices of 4-bit codes that kernels hold, 8 if it has other codes, and 0 if it
-    has floats alone.
+    """Return the fewest bits of codes that kernels hold, 8 if the checkpoint has other codes alone, and 0 if it has
+    floats alone.
     """
     stored = [weights.stored(name) for name in weights.names()]
-    if any(_bits(each) == 4 for each in stored):
-        return 4
-    return 0 if all(each.encoding.name in FLOATS for each in stored) else 8
+    codings = filter(None, map(_coding, stored))
+    return min((coding.bits for coding in codings), default=0 if all(map(_is_float, stored)) else 8)
 
 
 def fits_int8(weights: Weights) -> bool:
@@ -195,63 +235,97 @@ def fits_int8(weights: Weights) -> bool:
     return all(len(shape) < 2 or shape[1] <= MAX_INT8_INPUTS for shape in map(weights.shape, weights.names()))
 
 
-def _num_read(config: ModelConfig) -> int:
+def _num_read(weights: Weights, matrices: list[_Matrix]) -> int:
     """Return how many of the plan's first matrices a step of one row reads: those of the layers, and the head."""
-    return 4 * config.num_layers + 1
+    return len(matrices) - (HEAD in weights)
 
 
 def _num_bytes(matrix: _Matrix) -> int:
     return int(lib.sym_packed_bytes(matrix.struct))
 
 
-def _all_pieces(config: ModelConfig, weights: Weights) -> Iterator[tuple[_Piece, ...]]:
-    """Yield the pieces of each matrix: four matrices a layer, the head, and the embedding if it is another matrix."""
-    heads, kv = config.num_heads * config.head_dim // _STRIP, config.num_kv_heads * config.head_dim // _STRIP
+def _all_matrices(
+    config: ModelConfig, weights: Weights, precision: str
+) -> Iterator[tuple[int, str, tuple[_Piece, ...]]]:
+    """Yield layer, field and pieces of each matrix: those of the layers, the head, and the embedding if it is another
+    matrix.
+    """
     for index in range(config.num_layers):
-        yield (
-            _Piece(layer_name(index, "q")),
-            _Piece(layer_name(index, "k"), heads),
-            _Piece(layer_name(index, "v"), heads + kv),
-        )
-        yield (_Piece(layer_name(index, "o")),)
+        for pieces in _qkv_pieces(weights, precision, index):
+            yield index, "qkv", pieces
+        yield index, "o", (_Piece(layer_name(index, "o")),)
         # Strips of gate and up alternate. So a panel has 16 features of each, and the kernel multiplies the two at its
         # end.
-        yield (_Piece(layer_name(index, "gate"), 0, 2), _Piece(layer_name(index, "up"), 1, 2))
-        yield (_Piece(layer_name(index, "down")),)
+        yield index, "gate_up", (_Piece(layer_name(index, "gate"), 0, 2), _Piece(layer_name(index, "up"), 1, 2))
+        yield index, "down", (_Piece(layer_name(index, "down")),)
     if HEAD in weights:
-        yield (_Piece(HEAD),)
-    yield (_Piece(EMBED),)
+        yield -1, "head", (_Piece(HEAD),)
+    yield -1, "embed", (_Piece(EMBED),)
 
 
-def _bits(stored: Tensor) -> int:
-    """Return the bits of a code of this matrix, or 0 if the tensor has no codes with one scale for each 32 codes."""
-    coding = stored.encoding.coding
-    return coding.bits if coding is not None and len(stored.shape) == 2 else 0
+def _qkv_pieces(weights: Weights, precision: str, index: int) -> Iterator[tuple[_Piece, ...]]:
+    """Yield the pieces of one matrix for Q, K and V. If the file has their codes in several layouts, yield those of a
+    matrix for each.
+    """
+    names = [layer_name(index, field) for field in "qkv"]
+    for _, run in groupby(names, lambda name: _joined(weights, [name]) if precision == "int4" else None):
+        pieces: list[_Piece] = []
+        for name in run:
+            pieces.append(_Piece(name, sum(weights.shape(each.name)[0] // _STRIP for each in pieces)))
+        yield tuple(pieces)
 
 
-def _new_matrix(weights: Weights, precision: str, pieces: tuple[_Piece, ...], is_quantized: bool) -> _Matrix:
-    tensors = [weights.stored(piece.name) for piece in pieces]
-    format_, has_mins = _FROM_FLOATS.get(precision, lib.SYM_CODES8), False
-    if precision == "int4" and not is_quantized:
-        if pieces[0].name not in (EMBED, HEAD):
-            format_, has_mins = lib.SYM_CODES4, True
+def _coding(stored: Tensor) -> Coding | None:
+    """Return the coding of a matrix."""
+    return stored.encoding.coding if len(stored.shape) == 2 else None
+
+
+def _is_float(stored: Tensor) -> bool:
+    return stored.encoding.name in FLOATS
+
+
+def _joined(weights: Weights, names: list[str]) -> _Layout:
+    """Return the smallest layout that holds the codes of all these tensors. Otherwise, they become 8-bit codes."""
+    codings = [_coding(weights.stored(name)) for name in names]
+    found = [coding for coding in codings if coding is not None]
+    has_mins = any(coding.has_mins for coding in found)
+    if len(found) < len(codings):
+        return _Layout(8, has_mins=has_mins)
+    has_supers = all(coding.has_supers for coding in found)
+    if found[0].levels and len({coding.levels for coding in found}) == 1:
+        return _Layout(4, has_supers=has_supers, levels=found[0].levels)
+    bits, group = max(8 if each.levels else each.bits for each in found), min(coding.group for coding in found)
+    for bits_, groups in _GROUPS.items():
+        if bits_ >= bits and (fitting := [each for each in groups if each <= group]):
+            return _Layout(bits_, max(fitting), has_mins, has_supers and bits_ < 8)
+    return _Layout(8, has_mins=has_mins)
+
+
+def _new_matrix(
+    weights: Weights, precision: str, is_quantized: bool, layer: int, field: str, pieces: tuple[_Piece, ...]
+) -> _Matrix:
+    names = [piece.name for piece in pieces]
+    num_inputs, layout = weights.shape(names[0])[1], None
+    if is_quantized:
+        layout = _joined(weights, names)
     elif precision == "int4":
-        if all(_bits(tensor) == 4 for tensor in tensors):
-            format_ = lib.SYM_CODES4
-        codings = [tensor.encoding.coding for tensor in tensors]
-        has_mins = any(coding is not None and coding.zero == 0 for coding in codings)
-    num_inputs = tensors[0].shape[1]
+        layout = _EIGHT_BITS if layer < 0 else _Layout(4, has_mins=True)
+    format_ = lib.SYM_CODES if layout else _FROM_FLOATS[precision]
     struct = ffi.new("sym_matrix *")
-    struct.format, struct.has_mins = format_, has_mins
-    struct.n = sum(tensor.shape[0] for tensor in tensors)
+    struct.format = format_
+    struct.n = sum(weights.shape(name)[0] for name in names)
     struct.k = -(-num_inputs // _PADDING[format_]) * _PADDING[format_]
+    if layout:
+        struct.bits, struct.group = layout.bits, layout.group
+        struct.has_mins, struct.has_supers = layout.has_mins, layout.has_supers
+        struct.levels = _LEVELS[layout.levels]
     mix = None
     if format_ == lib.SYM_ROTATED8:
         if num_inputs > MAX_INT8_INPUTS:
-            raise Invalid(f"{tensors[0].name} has rows of {num_inputs}, int8 takes {MAX_INT8_INPUTS}: say bf16")
+            raise Invalid(f"{names[0]} has rows of {num_inputs}, int8 takes {MAX_INT8_INPUTS}: say bf16")
         mix = _hartley(num_inputs // (num_inputs & -num_inputs))
         struct.mix = ffi.NULL if mix is None else _floats(mix)
-    return _Matrix(pieces, struct, mix, as_stored=precision == "int4")
+    return _Matrix(layer, field, pieces, struct, mix, layout)
 
 
 def _hartley(size: int) -> Float32Array | None:
@@ -283,44 +357,54 @@ def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int
     """Pack rows [first, end) of a tensor into their strips."""
     stored, struct = weights.rows(piece.name, first, end), matrix.struct
     place = (*stored.shape, piece.first + first // _STRIP * piece.every, piece.every)
-    if stored.encoding.name == "Q4_0" and struct.format == lib.SYM_CODES4 and not struct.has_mins:
+    coding, layout = _coding(stored), matrix.layout
+    if stored.encoding.name == "Q4_0" and layout == _Layout(4):
         blocks = np.frombuffer(stored.data, np.uint8)
         largest = lib.sym_pack_q4_0(struct, ffi.cast("uint8_t *", blocks.ctypes.data), *place)
         _check_scales(stored, np.array([largest], np.float32), None)
         return
-    if matrix.as_stored and _bits(stored):
-        codes, scales, mins = _fitted(stored, struct)
-        _check_scales(stored, scales, mins)
-        pointers = (
-            ffi.cast("uint8_t *", codes.ctypes.data),
-            _floats(scales),
-            ffi.NULL if mins is None else _floats(mins),
+    if coding is not None and layout is not None and layout.holds(coding):
+        parts = _fitted(coding, stored.encoding.parts(stored.data, stored.shape[0]), layout)
+        _check_scales(stored, parts.scales, parts.mins)
+        codes = ffi.new(
+            "sym_codes *",
+            {
+                "codes": _pointer("uint8_t *", parts.codes),
+                "scales": _pointer("float *", parts.scales),
+                "mins": _pointer("float *", parts.mins),
+                "scale_codes": _pointer("int8_t *", parts.scale_factors),
+                "min_codes": _pointer("int8_t *", parts.min_factors),
+            },
         )
-        lib.sym_pack_codes(struct, *pointers, *place)
+        lib.sym_pack_codes(struct, codes, *place)
         return
     values = np.empty(stored.shape, np.float32)
     stored.read_into(values)
-    if matrix.as_stored:
+    if layout:
         _check_scales(stored, values, None)
     if struct.format == lib.SYM_ROTATED8 and not np.abs(values).max() < _MAX_ROTATED:
         raise Invalid(f"{stored.file}: tensor {stored.name} is too large for codes: the file is damaged, or needs bf16")
     lib.sym_pack(struct, _floats(values), *place)
 
 
-def _fitted(stored: StoredTensor, struct: Any) -> Parts:
-    """Return the stored codes in the form of this matrix: with the format's zero, or with mins."""
-    coding = stored.encoding.coding
-    assert coding is not None
-    codes, scales, mins = stored.encoding.parts(stored.data, stored.shape[0])
-    if mins is None and struct.has_mins:
-        mins = scales * np.float32(-coding.zero)
-    elif mins is None and coding.zero != _ZERO[struct.format]:
-        codes = codes + np.uint8(_ZERO[struct.format] - coding.zero)
-    return (
-        np.ascontiguousarray(codes),
-        np.ascontiguousarray(scales),
-        None if mins is None else np.ascontiguousarray(mins),
-    )
+def _fitted(coding: Coding, parts: Parts, layout: _Layout) -> Parts:
+    """Return the stored codes in this layout: with the layout's zero and groups, with mins or without."""
+    if not layout.has_supers:
+        parts = parts.without_supers()
+    codes, scales, mins, zero = parts.codes, parts.scales, parts.mins, coding.zero
+    scale_factors, min_factors = parts.scale_factors, parts.min_factors
+    if coding.levels and not layout.levels:
+        codes, zero = (LEVELS[coding.levels].view(np.uint8) ^ np.uint8(128))[codes], 128
+    if layout.has_mins and mins is None:
+        mins, min_factors = scales * np.float32(-zero), scale_factors
+    elif not layout.has_mins and not layout.levels and zero != layout.zero:
+        codes = codes + np.uint8(layout.zero - zero)
+    tables: list[npt.NDArray[Any] | None] = [scales, mins, scale_factors, min_factors]
+    if coding.group > layout.group:  # successive groups have the same scale; supers stay as they are
+        repeats = coding.group // layout.group
+        first = 2 if layout.has_supers else 0
+        tables[first:] = [None if each is None else np.repeat(each, repeats, axis=1) for each in tables[first:]]
+    return Parts(*(None if each is None else np.ascontiguousarray(each) for each in (codes, *tables)))  # type: ignore[arg-type]
 
 
 def _check_scales(stored: StoredTensor, scales: Float32Array, mins: Float32Array | None) -> None:
@@ -334,7 +418,11 @@ def _check_scales(stored: StoredTensor, scales: Float32Array, mins: Float32Array
 
 
 def _floats(array: Float32Array) -> Any:
-    return ffi.cast("float *", array.ctypes.data)
+    return _pointer("float *", array)
+
+
+def _pointer(kind: str, array: npt.NDArray[Any] | None) -> Any:
+    return ffi.NULL if array is None else ffi.cast(kind, array.ctypes.data)
 
 
 def _run(jobs: list[_Job], checkpoint: Callable[[float], None]) -> None:
@@ -370,7 +458,7 @@ def _about(config: ModelConfig, weights: Weights, precision: str, isa: str, matr
         model=config.name,
         fingerprint=model_fingerprint(config, weights),
         checkpoint=checkpoint,
-        matrices=[[m.struct.format, m.struct.n, m.struct.k, m.struct.has_mins] for m in matrices],
+        matrices=[[getattr(matrix.struct, field) for field in _KEPT_FIELDS] for matrix in matrices],
     )
 
 

@@ -74,7 +74,7 @@ class About:
     checkpoint: Sequence[Sequence[Any]]
     """Path, device, inode, size and time of change (in ns) of each file."""
     matrices: Sequence[Sequence[int]]
-    """Format, n, k and has_mins of each matrix, in the order of the file."""
+    """Format, n, k and layout of codes of each matrix, in the order of the file."""
 
     @property
     def file_name(self) -> str:

@@ -52,21 +52,38 @@ static inline float of_float16(uint16_t x) {
     return float_of(sign | bits_of(value));
 }
 
-static inline long inputs_per_step(int format) {
-    return format == SYM_FLOAT32 ? 1 : format == SYM_BFLOAT16 ? 2 : format == SYM_CODES4 ? 8 : 4;
-}
-static inline int has_groups(int format) { return format == SYM_CODES8 || format == SYM_CODES4; }
-static inline int has_codes(int format) { return has_groups(format) || format == SYM_ROTATED8; }
+static inline int has_codes(int format) { return format == SYM_CODES || format == SYM_ROTATED8; }
 
-/* Bytes of scales and mins in front of a group's codes. */
-static inline long group_head(const sym_matrix *m) { return m->has_mins ? 2 * PANEL * 2 : PANEL * 2; }
-static inline long group_bytes(const sym_matrix *m) {
-    return group_head(m) + SYM_GROUP / inputs_per_step(m->format) * STEP;
+/* Levels of codes: of IQ4_NL and IQ4_XS, and of MXFP4, whose numbers are halves of these. */
+static const int8_t code_levels[3][16] = {
+    {0},
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+};
+
+/* Inputs of a step of numbers or of rotated codes. */
+static inline long inputs_per_step(int format) { return format == SYM_FLOAT32 ? 1 : format == SYM_BFLOAT16 ? 2 : 4; }
+
+#define GROUPS_OF_BLOCK(m) (SYM_BLOCK / (m)->group)
+#define BLOCKS_OF_SUPER (SYM_SUPER / SYM_BLOCK)
+/* Bytes of one group's scales for a panel. Its mins have as many. */
+static inline long scale_bytes(const sym_matrix *m) { return m->has_supers ? PANEL : PANEL * 2; }
+/* Bytes of scales and mins in front of a block's codes. */
+static inline long block_head(const sym_matrix *m) {
+    return GROUPS_OF_BLOCK(m) * scale_bytes(m) * (m->has_mins ? 2 : 1);
+}
+static inline long codes_block_bytes(const sym_matrix *m) { return block_head(m) + (long)m->bits * STEP; }
+/* Bytes of the supers in front of eight blocks. */
+static inline long super_head(const sym_matrix *m) { return !m->has_supers ? 0 : m->has_mins ? PANEL * 4 : PANEL * 2; }
+/* Offset of block i, behind its supers. Where supers begin, they lie just before it. */
+static inline long codes_block_at(const sym_matrix *m, long i) {
+    return i * codes_block_bytes(m) + (i / BLOCKS_OF_SUPER + 1) * super_head(m);
 }
 static inline long panel_bytes(const sym_matrix *m) {
-    if (has_groups(m->format))
-        return m->k / SYM_GROUP * group_bytes(m);
-    return m->k / inputs_per_step(m->format) * STEP + (m->format == SYM_ROTATED8 ? PANEL * 8 : 0);
+    if (m->format != SYM_CODES)
+        return m->k / inputs_per_step(m->format) * STEP + (m->format == SYM_ROTATED8 ? PANEL * 8 : 0);
+    const long blocks = m->k / SYM_BLOCK, supers = (blocks + BLOCKS_OF_SUPER - 1) / BLOCKS_OF_SUPER;
+    return blocks * codes_block_bytes(m) + supers * super_head(m);
 }
 
 #endif

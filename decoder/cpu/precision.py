@@ -26,8 +26,8 @@ def choose_precision(model: Model, isa: str, kept: Iterable[Mapping[str, str]] =
         if identity.get("precision") in KV_DTYPE and model.identity.items() <= identity.items():
             return identity["precision"], "the state has files of this model in this precision"
     bits = stored_bits(model.weights)
-    if bits == 4:
-        return "int4", "the file has 4-bit codes"
+    if 0 < bits < 8:
+        return "int4", f"the file has {bits}-bit codes"
     eight = "int8" if fits_int8(model.weights) else "bf16"
     if bits:
         return eight, f"the file has codes that int4 can't keep ({model.weights.kinds()})"

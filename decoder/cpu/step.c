@@ -67,14 +67,15 @@ static long block_bytes(const sym_shape *s) {
 static long page_bytes(const sym_shape *s) { return 2L * s->layers * s->kv_heads * block_bytes(s); }
 static long partial_floats(const sym_shape *s) { return heads_per_kv(s) * (s->head_dim + 2L); }
 static long level_floats(const sym_shape *s) { return 2L * s->heads; }
-static int weight_format(const sym_model *m) { return m->layers[0].qkv.format; }
+static int weight_format(const sym_model *m) { return m->layers[0].o.format; }
 static int narrow(const struct sym_decoder *d) { return weight_format(&d->model) == SYM_BFLOAT16; }
 
 /* Return the bytes of the widest row that a product reads, in the form that prepare() makes. */
 static long operand_bytes(const sym_model *m) {
     const sym_layer *l = &m->layers[0];
-    long k = at_least(at_least(l->qkv.k, l->o.k), at_least(l->down.k, m->head.k)), codes = has_codes(weight_format(m));
-    return row_bytes(codes ? k + k / SYM_GROUP * (long)sizeof(struct group_info) : 4 * k);
+    long k = at_least(at_least(l->qkv[0].k, l->o.k), at_least(l->down.k, m->head.k)),
+         codes = has_codes(weight_format(m));
+    return row_bytes(codes ? k + k / SYM_BLOCK * (long)sizeof(struct block_info) : 4 * k);
 }
 
 static struct softmax softmax_at(float *memory, long vectors) {
@@ -435,13 +436,32 @@ static struct rows operand_rows(struct walker *w, const struct source *from, con
     return d->operand;
 }
 
-static void phase_product(struct walker *w, struct product p, const struct source *from, long rows, enum phase phase) {
+/* Set the product to one of a row of matrices, whose outputs lie side by side: the one that has this panel. Return the
+ * panel's number in that matrix. */
+static long locate(struct product *p, const sym_matrix *matrices, long panel) {
+    for (p->w = matrices; panel >= divide_up(p->w->n, PANEL); p->w++) {
+        panel -= divide_up(p->w->n, PANEL);
+        p->out = p->out ? (float *)p->out + p->w->n : NULL;
+        p->bias = p->bias ? p->bias + p->w->n : NULL;
+    }
+    return panel;
+}
+
+static const char *panel_data(const sym_matrix *matrices, long panel) {
+    struct product p = {.bias = NULL};
+    panel = locate(&p, matrices, panel);
+    return p.w->data + panel * panel_bytes(p.w);
+}
+
+/* Multiply rows by `count` matrices. */
+static void phase_products(struct walker *w, const struct product *product, const sym_matrix *matrices, int count,
+                           const struct source *from, long rows, enum phase phase) {
     struct pool *pool = &w->d->pool;
-    struct rows operand = operand_rows(w, from, p.w, rows);
-    p.a = operand.data;
-    p.a_stride = operand.stride;
-    long panels = divide_up(p.w->n, PANEL);
-    long group = UNIT_WORK / (p.w->k * PANEL * at_most(rows, ROW_BLOCK));
+    struct rows operand = operand_rows(w, from, matrices, rows);
+    long panels = 0;
+    for (int i = 0; i < count; i++)
+        panels += divide_up(matrices[i].n, PANEL);
+    long group = UNIT_WORK / (matrices->k * PANEL * at_most(rows, ROW_BLOCK));
     group = at_most(group, panels / (8 * pool->active));
     if (group < 1)
         group = 1;
@@ -449,14 +469,22 @@ static void phase_product(struct walker *w, struct product p, const struct sourc
     for (long unit = pool_take(pool), next; unit < units; unit = pool_take_after(pool, units, next)) {
         long first = unit / groups * ROW_BLOCK, panel = unit % groups * group;
         long last = at_most(first + ROW_BLOCK, rows), end = at_most(panel + group, panels);
-        next = rows > 1 ? pool_take_ahead(pool, units) : units; /* the product of one row prefetches nothing */
+        next = rows > 1 ? pool_take_ahead(pool, units) : units; /* one row prefetches its own panels */
         for (; panel < end; panel++) {
             long ahead = panel + 1 < end ? panel + 1 : next < units ? next % groups * group : panel;
-            p.ahead = p.w->data + ahead * panel_bytes(p.w);
-            w->d->kernels->product(&p, panel, first, last);
+            struct product p = *product;
+            p.a = operand.data;
+            p.a_stride = operand.stride;
+            p.ahead = panel_data(matrices, ahead);
+            long within = locate(&p, matrices, panel);
+            w->d->kernels->product(&p, within, first, last);
         }
     }
     end_phase(w, phase);
+}
+
+static void phase_product(struct walker *w, struct product p, const struct source *from, long rows, enum phase phase) {
+    phase_products(w, &p, p.w, 1, from, rows, phase);
 }
 
 /* Copy the first entries of a page, and perhaps more. In K, two cache lines hold all entries of one dimension (float32)
@@ -581,9 +609,8 @@ static void walk(void *context, int thread) {
         float **live = d->all_rows;
 
         struct source x = {.pointers = live, .norm = layer->attn_norm, .width = s->hidden};
-        struct product qkv = {
-            .w = &layer->qkv, .out = d->qkv.data, .out_stride = d->qkv.stride, .bias = layer->qkv_bias};
-        phase_product(w, qkv, &x, rows, QKV);
+        struct product qkv = {.out = d->qkv.data, .out_stride = d->qkv.stride, .bias = layer->qkv_bias};
+        phase_products(w, &qkv, layer->qkv, 3, &x, rows, QKV);
         if (last || !decodes)
             phase_store(w, i);
         if (last && !wanted && !has_mass)

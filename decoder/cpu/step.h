@@ -5,10 +5,18 @@
 #include "steps.h"
 
 /* Layout of a matrix in memory. A panel has 32 output features side by side. A product reads a panel in steps of 128
- * bytes, four for each feature: one float32, two bfloat16, four 8-bit codes, or eight 4-bit codes (the first four in
- * the low nibbles). Codes come in groups of 32 inputs. A group begins with 32 float16 scales and, if `has_mins`, 32
- * float16 mins, both in units of 2^-8. With mins, a weight is scale * code + min. Without mins, a weight is scale *
- * (code - zero). The zero of 4-bit codes is 8, and the zero of 8-bit codes is 128.
+ * bytes, four for each feature: one float32, two bfloat16, or codes.
+ *
+ * Codes of `bits` bits (4, 5, 6 or 8) come in blocks of 32 inputs. `group` inputs (16 or 32) share a scale and, if
+ * `has_mins`, a min. With mins, a weight is scale * code + min. Without mins, a weight is scale * (code - zero), and the
+ * zero is the middle code, 2^(bits - 1). A block has the scales of each of its groups for 32 features, then the mins in
+ * the same way, then the codes. Scales and mins are float16 in units of 2^-8. With `has_supers` they are int8 instead,
+ * factors of a super-scale and a super-min: these are such float16 numbers, which stand before each eighth block. With
+ * `levels` (1 or 2) a code of 4 bits stands for a level of `code_levels` in panels.h, and a weight is scale * level.
+ *
+ * Codes of 8 bits fill eight steps, four inputs in each. Other codes fill four steps with their low 4 bits, eight inputs
+ * in each, the first four of them in the low nibbles. One or two steps follow with the high bits: the bits of input i
+ * are in byte i % 4 of a feature's word, at bit i / 4 (5 bits), or at bit i / 4 % 4 * 2 of word i / 16 (6 bits).
  *
  * Rotated codes are 8-bit codes of whole rows. Behind the codes of a panel are 32 float32 scales and 32 int32 zeros. A
  * weight is scale * (code - zero), and the 256 codes cover the range of the row's weights. A row w is stored as the
@@ -18,19 +26,19 @@
  * that divides k, and the discrete Hartley matrix `mix` of the odd factor. */
 
 /* Revision of this layout and of what sym_pack writes. Files with panels of another revision are packed anew. */
-#define SYM_PANELS_REVISION 1
+#define SYM_PANELS_REVISION 2
 #define SYM_FLOAT32 0
 #define SYM_BFLOAT16 1
-#define SYM_CODES8 2
-#define SYM_CODES4 3
-#define SYM_ROTATED8 4
-#define SYM_GROUP 32
+#define SYM_CODES 2
+#define SYM_ROTATED8 3
+#define SYM_BLOCK 32
+#define SYM_SUPER 256
 #define SYM_MAX_MIX 256
 #define SYM_MAX_INPUTS 32768
 
 typedef struct {
     int32_t format, n, k; /* k includes padding with zeros: to whole steps, or to whole tiles of AMX */
-    int32_t has_mins;
+    int32_t bits, group, has_mins, has_supers, levels; /* of SYM_CODES; codes of 8 bits have no supers */
     const float *mix; /* [odd][odd] for the odd factor of the inputs; null: the factor is 1, or more than SYM_MAX_MIX */
     char *data;
 } sym_matrix;
@@ -48,7 +56,8 @@ typedef struct {
     const float *attn_norm, *post_attn_norm, *ffn_norm, *post_ffn_norm; /* [hidden] */
     const float *q_norm, *k_norm; /* [head_dim] */
     const float *qkv_bias;
-    sym_matrix qkv, o, gate_up, down;
+    sym_matrix qkv[3]; /* one matrix, or one for each format among Q, K and V; unused matrices have no features */
+    sym_matrix o, gate_up, down;
     int32_t sliding;
 } sym_layer;
 
@@ -96,9 +105,15 @@ int64_t sym_packed_bytes(const sym_matrix *m);
  * rounded to the matrix's format. Codes of 8 bits lie around zero, and the largest weight of a group determines its
  * scale. Codes of 4 bits need a matrix with mins; the scale and min of a group have nearly the least squared error. */
 void sym_pack(const sym_matrix *m, const float *w, int64_t n, int64_t k, int64_t first, int64_t every);
-/* Pack codes [n][k] of a file in the same way, with the scales and mins (or null) of their groups [n][k / 32]. */
-void sym_pack_codes(const sym_matrix *m, const uint8_t *codes, const float *scales, const float *mins, int64_t n,
-                    int64_t k, int64_t first, int64_t every);
+/* Codes of a file. */
+typedef struct {
+    const uint8_t *codes; /* [n][k] */
+    const float *scales, *mins; /* [n][k / group], or the supers [n][k / 256]; mins are null if the matrix has none */
+    const int8_t *scale_codes, *min_codes; /* [n][k / group]; null without supers */
+} sym_codes;
+
+/* Pack codes of a file in the same way. */
+void sym_pack_codes(const sym_matrix *m, const sym_codes *codes, int64_t n, int64_t k, int64_t first, int64_t every);
 /* Pack the blocks of Q4_0 as a file has them: a float16 scale, and 16 bytes with the codes of the first 16 inputs in
  * their low nibbles and of the last 16 in their high nibbles. The result equals that of sym_pack_codes. Return
  * the largest magnitude of the scales; infinity or NaN if there is one. */

@@ -65,7 +65,9 @@ LANEWISE(div, P(x) / P(y))
 LANEWISE(max, larger(P(x), P(y)))
 LANEWISE(min, smaller(P(x), P(y)))
 LANEWISE(add_int, (vu)P(x) + (vu)P(y))
+LANEWISE(sub_int, (vu)P(x) - (vu)P(y))
 LANEWISE(mul_int, (vu)P(x) * (vu)P(y))
+LANEWISE(or_bits, (vu)P(x) | (vu)P(y))
 
 /* Return lane j of x where bit j is set, and `fill` in the other lanes. */
 OP VEC FN(pick)(VEC x, unsigned bits, float fill) {
@@ -177,6 +179,36 @@ OP vf FN(of_halves)(const uint16_t *p) {
 OP VEC FN(load_halves)(const void *p) {
     VEC x;
     EACH(P(x) = FN(of_halves)((const uint16_t *)p + i * WIDTH));
+    return x;
+}
+
+OP vf FN(of_bytes)(const int8_t *p) {
+#if WIDTH == 16
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+#elif WIDTH == 8
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+#else
+    return (vf){p[0], p[1], p[2], p[3]};
+#endif
+}
+
+OP VEC FN(load_bytes)(const int8_t *p) {
+    VEC x;
+    EACH(P(x) = FN(of_bytes)(p + i * WIDTH));
+    return x;
+}
+
+typedef uint8_t vb __attribute__((vector_size(4 * WIDTH)));
+
+/* Each byte of the result is the byte of the table that a byte of x, below 16, numbers. */
+OP VEC FN(lookup)(VEC table, VEC x) {
+#if WIDTH == 16
+    EACH(P(x) = (vf)_mm512_shuffle_epi8((__m512i)P(table), (__m512i)P(x)));
+#elif WIDTH == 8
+    EACH(P(x) = (vf)_mm256_shuffle_epi8((__m256i)P(table), (__m256i)P(x)));
+#else
+    EACH(P(x) = (vf)__builtin_shuffle((vb)P(table), (vb)P(x)));
+#endif
     return x;
 }
 

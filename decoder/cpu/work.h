@@ -28,11 +28,13 @@ enum epilogue {
 
 enum activation { SILU, GELU_TANH };
 
-/* Record behind the codes of a row of 8-bit activations: one for each group of inputs, or (rotated) one for the row. */
-struct group_info {
-    float scale, scaled_sum;  /* the value of code 1; the sum of the group's values */
-    int32_t offset4, offset8; /* -8 and -128 times the sum of the codes: start of the sum for weights without mins; */
-                              /* rotated: offset4 is -1 times this sum */
+enum scale_form { HALVES, FACTORS, FLOATS }; /* of scales and mins of codes: FLOATS in widened panels alone */
+
+/* Record behind the codes of a row of 8-bit activations: one for each block of inputs, or (rotated) one for the row. */
+struct block_info {
+    float scale, scaled_sum; /* the value of code 1; the sum of the block's values */
+    int32_t less, less_low; /* -1 times the sum of the codes, and of the first 16 codes alone: weights without mins */
+    /* have sums that start with the zero times this number */
 };
 
 /* out[rows, n] (epilogue) a[rows, k] . w[n, k]^T */
@@ -46,6 +48,7 @@ struct product {
     const float *bias;
     float softcap; /* 0: none */
     const char *ahead; /* weights that the thread reads next: a panel's kernel prefetches them */
+    char *room; /* memory for a widened panel of codes */
     enum epilogue epilogue;
     enum activation activation;
     int narrow_out; /* out is bfloat16 */
@@ -55,9 +58,9 @@ struct product {
 struct attention {
     int format; /* format of pages: FLOAT32 or BFLOAT16 */
     long rows, heads, head_dim;
-    const char *q;       /* [rows * heads][head_dim] in the pages' format */
-    const long *limits;  /* [rows]: a row sees entries below its limit */
-    long window;         /* a row sees only the last `window` entries below its limit; 0: all */
+    const char *q; /* [rows * heads][head_dim] in the pages' format */
+    const long *limits; /* [rows]: a row sees entries below its limit */
+    long window; /* a row sees only the last `window` entries below its limit; 0: all */
     const uint32_t *const
         *masks; /* [rows]: a row sees only entries whose bit is set, a word for each page; null: all */
     float scale, softcap;
@@ -69,7 +72,7 @@ struct attention {
 /* The partial softmaxes of rows * heads query vectors. A vector that has not seen an entry has a max of -infinity. */
 struct softmax {
     float *max, *sum; /* [vectors] */
-    float *value;     /* [vectors][head_dim], not yet divided by sum */
+    float *value; /* [vectors][head_dim], not yet divided by sum */
 };
 
 #define ROOM(vectors) ((vectors) * (BLOCK + 16 + 1)) /* floats of scratch memory for attend() */

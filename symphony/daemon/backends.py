@@ -85,8 +85,8 @@ class Backend:
     description: str
     """Description of the backend, for people."""
     bits: str
-    """Short name of the hardware that the bits of results depend on, like `cpu avx2`.
-    The bits also depend on the model and the precision.
+    """Short name of what the bits of results depend on beside the model and the precision: the hardware, and the
+    revision of the kernels' arithmetic from the second on, like `cpu avx2 2`.
     """
     limits: StepLimits = field(default_factory=StepLimits)
     expect: Callable[[IntArray], None] | None = None
@@ -116,7 +116,7 @@ def _build_cpu(config: Config, model: Model) -> Backend:
         arena,
         partial(_load_cpu, model.config, arena, num_threads, isa, config.precision, config.weights_cache),
         f"cpu ({config.precision}, {isa}, {num_threads} threads)",
-        bits=f"cpu {isa}",
+        bits=f"cpu {isa}{' 2' if config.precision == 'int4' else ''}",
     )
 
 

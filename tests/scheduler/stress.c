@@ -64,7 +64,7 @@ static void *room(size_t bytes) {
 
 /* Features in `every` interleaved parts, as gate and up are. */
 static sym_matrix random_matrix(int32_t format, int32_t n, int32_t k, int every) {
-    sym_matrix m = {.format = format, .n = n, .k = k};
+    sym_matrix m = {.format = format, .n = n, .k = k, .bits = 8, .group = SYM_BLOCK};
     m.data = room((size_t)sym_packed_bytes(&m));
     float *w = room(sizeof(float) * (size_t)n * (size_t)k);
     for (int part = 0; part < every; part++) {
@@ -86,7 +86,7 @@ static void make_model(struct model *m, int32_t format) {
         m->layers[i] = (sym_layer){
             .attn_norm = m->norms,
             .ffn_norm = m->norms,
-            .qkv = random_matrix(format, (HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, 1),
+            .qkv = {random_matrix(format, (HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, 1)},
             .o = random_matrix(format, HIDDEN, HEADS * HEAD_DIM, 1),
             .gate_up = random_matrix(format, 2 * FFN, HIDDEN, 2),
             .down = random_matrix(format, HIDDEN, FFN, 1),
@@ -116,7 +116,8 @@ static void make_model(struct model *m, int32_t format) {
 
 static void free_model(struct model *m) {
     for (int i = 0; i < LAYERS; i++) {
-        char *owned[] = {m->layers[i].qkv.data, m->layers[i].o.data, m->layers[i].gate_up.data, m->layers[i].down.data};
+        char *owned[] = {m->layers[i].qkv[0].data, m->layers[i].o.data, m->layers[i].gate_up.data,
+                         m->layers[i].down.data};
         for (size_t j = 0; j < sizeof owned / sizeof *owned; j++)
             free(owned[j]);
     }
@@ -412,7 +413,7 @@ int main(void) {
 #ifdef SHORT_RUN
     const int32_t formats[] = {SYM_FLOAT32};
 #else
-    const int32_t formats[] = {SYM_FLOAT32, SYM_BFLOAT16, SYM_CODES8, SYM_ROTATED8};
+    const int32_t formats[] = {SYM_FLOAT32, SYM_BFLOAT16, SYM_CODES, SYM_ROTATED8};
 #endif
     for (int i = 0; i < NUM_FILES; i++)
         for (int j = 0; j < FILE_PAGES; j++)

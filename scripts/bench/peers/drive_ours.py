@@ -26,13 +26,11 @@ ARENA_PAGES = 1024
 """Pages of the arena, enough for 64 sequences of a few hundred entries and a long prefix. Unused pages cost nothing."""
 
 VALUE_BYTES = {"float32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 34 / 32}
-"""Bytes of a weight by precision. The figure for int4 is that of matrices with 8 bits (see FOUR_BITS), which have a
+"""Bytes of a weight by precision. The figure for int4 is that of matrices whose codes the file does not have, with a
 float16 scale for each 32 codes of one byte.
 
 The scales of int8, one for each row, are not counted.
 """
-FOUR_BITS = {"Q4_0", "Q4_1", "Q4_K"}
-"""Encodings of the model file that int4 uses unchanged. In int4, all other matrices have 8 bits."""
 
 
 class Ours:
@@ -83,7 +81,7 @@ def part_bytes(model: Model, precision: str) -> dict[str, float]:
 
     def size(name: str) -> float:
         stored = model.weights.stored(name)
-        if precision == "int4" and stored.encoding.name in FOUR_BITS:
+        if precision == "int4" and stored.encoding.coding is not None:
             return stored.data.nbytes
         return math.prod(stored.shape) * VALUE_BYTES[precision]
 

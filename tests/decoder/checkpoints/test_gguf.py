@@ -31,10 +31,11 @@ def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
 def test_stored_values_decode_as_the_gguf_package_decodes_them(name, num_blocks):
     """Numbers of a checkpoint, or any bytes in blocks."""
     encoding, kind, rng = ENCODINGS[name], gguf.GGMLQuantizationType[name], np.random.default_rng(2)
-    if name.startswith("Q"):
+    if name.startswith(("Q", "IQ", "MX")):
         stored = rng.integers(0, 256, (num_blocks, encoding.block_bytes), dtype=np.uint8)
         # float16 scales that are finite: the top exponent bit is cleared wherever a scale may lie.
-        for at in {"Q6_K": [209], "Q4_0": [1], "Q5_0": [1], "Q8_0": [1]}.get(name, [1, 3]):
+        last = {"Q6_K": [209], "Q2_K": [81, 83], "Q3_K": [109], "MXFP4": [0], "Q4_1": [1, 3], "Q5_1": [1, 3]}
+        for at in last.get(name, [1, 3] if name in {"Q4_K", "Q5_K"} else [1]):
             stored[:, at] &= 0xBF
     else:
         stored = gguf.quants.quantize(rng.standard_normal((1, num_blocks * 32), dtype=np.float32), kind)
@@ -146,7 +147,8 @@ DAMAGED = {
     "absurd sizes": (one_tensor([HUGE] * 4), "ends within the tensor 't'"),
     "empty tensor": (one_tensor([0, 4]), "impossible for F32"),
     "half a block": (one_tensor([33, 2], kind=3), "impossible for Q4_1"),
-    "type without a decoder": (one_tensor([32], kind=10), "ggml type 10, which is not supported"),
+    "type without a decoder": (one_tensor([32], kind=16), "as IQ2_XXS, which is not supported"),
+    "type of no known format": (one_tensor([32], kind=99), "as ggml type 99, which is not supported"),
     "tensor past the end": (one_tensor([4], offset=HUGE), "ends within the tensor 't'"),
     "tensor twice": (header(tensors=2, rest=tensor(b"t", [4]) * 2 + bytes(99)), "'t' twice"),
     "alignment zero": (one_key(struct.pack("<II", 4, 0), b"general.alignment"), "the alignment 0"),

@@ -54,6 +54,15 @@ def test_the_index_finds_each_tensor_in_its_file(tmp_path):
     assert read["b"].file == tmp_path / "two.safetensors"
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_a_checkpoint_in_a_pickle_alone_is_refused_by_name(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(Invalid, match=rf"{name}: the weights are in a pickle, which can run any code"):
+        read_checkpoint_tensors(tmp_path)
+    save_file({"a": torch.ones(3)}, tmp_path / "model.safetensors")
+    assert list(read_checkpoint_tensors(tmp_path)) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("weight_map", "error", "reason"),
     [

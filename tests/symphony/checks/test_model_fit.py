@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +110,10 @@ def test_a_context_needs_a_model_and_a_number(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         sys.exit(cli.main(["doctor", *words]))
     assert capsys.readouterr().err
+
+
+def test_a_report_that_a_full_disk_refuses_ends_in_one_line():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "symphony", "doctor", "--model", "tiny"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "symphony: the output can't be written: No space left on device\n")
