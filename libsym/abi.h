@@ -134,8 +134,8 @@ enum sym_flag {
 /* SEND, RECV: type of the data. */
 enum sym_message_kind { SYM_TEXT = 0, SYM_BYTES = 1, SYM_JSON = 2 };
 
-/* KV_DU: args[0] asks for the rows or for the total. */
-enum sym_du { SYM_DU_ROWS = 0, SYM_DU_TOTAL = 1 };
+/* KV_DU: args[0] asks for the rows, for the total, or for a total of each model's files. */
+enum sym_du { SYM_DU_ROWS = 0, SYM_DU_TOTAL = 1, SYM_DU_MODELS = 2 };
 
 /* KV_ADVISE: advice on a file. */
 enum sym_advice {

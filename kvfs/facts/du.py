@@ -24,6 +24,7 @@ from kvfs.names.plain import PlainFile
 from kvfs.names.walk import MAX_PATH_BYTES
 from kvfs.pages.free_list import IntArray
 from kvfs.pages.pool import PagePool
+from kvfs.volume.volume import Volume
 
 SLICE_S = 0.0003
 """A walk lets other tasks run each time that it has taken this many seconds."""
@@ -154,49 +155,77 @@ def _on_disk(pool: PagePool, pages: IntArray) -> int:
 
 async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuRow:
     """Return the sum over the files that `walk` visits. Each page counts once."""
-    num_held = np.zeros(pool.num_numbers, np.int32)
-    is_on_disk = np.zeros(pool.num_numbers, np.int8)
-    seen: dict[int, int] = {}
-    linked: dict[int, Inode] = {}
-    num_tokens = num_others = plain_bytes = 0
+    found = _Sum(pool)
+    await walk(start, path, (), creds, found.add)
+    return found.row(path)
+
+
+async def by_model(volume: Volume, start: Inode, path: str, creds: Credentials) -> list[DuRow]:
+    """Return a sum over the KV files of each model that `walk` visits. In place of a path, a row has the model's name
+    and its precision. The rows are sorted by these names.
+    """
+    sums: dict[str, _Sum] = {}
 
     def add(row: DuRow | Denied, inode: Inode) -> bool:
-        nonlocal num_tokens, num_others, plain_bytes
-        if not isinstance(row, DuRow):
-            return True
-        seen[inode.number] = seen.get(inode.number, 0) + 1
-        if seen[inode.number] == 1:  # further hard links add nothing
-            if inode.nlink > 1 and isinstance(inode.content, KvFile):
-                linked[inode.number] = inode
-            num_tokens += row.tokens
-            plain_bytes += row.plain_bytes
-            if row.exclusive_pages is None:
-                num_others += row.pages
-            elif isinstance(inode.content, KvFile):
-                np.add.at(num_held, inode.content.table.pages, 1)  # an imported image may have a page twice
-            if isinstance(inode.content, KvFile):
-                pages = inode.content.table.pages
-                is_on_disk[pages] = pool.on_disk.kept[pages]
+        if isinstance(row, DuRow) and isinstance(inode.content, KvFile):
+            model = volume.model_of(inode.content)
+            sums.setdefault(f"{model.name} {model.identity['precision']}", _Sum(volume.pool)).add(row, inode)
         return True
 
     await walk(start, path, (), creds, add)
-    num_held, is_on_disk = num_held[: pool.top], is_on_disk[: pool.top]  # pages from `top` on were never used
-    num_pages = int(np.count_nonzero(num_held))
-    is_exclusive = (num_held > 0) & (pool.refcount[: pool.top] == num_held)
-    for number, inode in linked.items():
-        if seen[number] < inode.nlink and isinstance(inode.content, KvFile):
-            is_exclusive[inode.content.table.pages] = False  # the file has a name elsewhere
-    exclusive = int(np.count_nonzero(is_exclusive))
-    sizes = pool.accounts.sizes
-    disk_bytes, exclusive_bytes = sizes.total(is_on_disk) + plain_bytes, sizes.total(is_exclusive)
-    return DuRow(
-        path,
-        num_tokens,
-        num_pages + num_others,
-        exclusive,
-        num_pages - exclusive,
-        plain_bytes,
-        disk_bytes,
-        exclusive_bytes,
-        sizes.total(num_held) - exclusive_bytes,
-    )
+    return [found.row(name) for name, found in sorted(sums.items())]
+
+
+class _Sum:
+    """A sum over files. Each page counts once, and a file with several names counts once."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._num_held = np.zeros(pool.num_numbers, np.int32)
+        self._is_on_disk = np.zeros(pool.num_numbers, np.int8)
+        self._seen: dict[int, int] = {}
+        self._linked: dict[int, Inode] = {}
+        self._num_tokens = self._num_others = self._plain_bytes = 0
+
+    def add(self, row: DuRow | Denied, inode: Inode) -> bool:
+        """Add a file that `walk` visits. True: the walk goes on."""
+        if not isinstance(row, DuRow):
+            return True
+        seen = self._seen[inode.number] = self._seen.get(inode.number, 0) + 1
+        if seen == 1:  # further hard links add nothing
+            if inode.nlink > 1 and isinstance(inode.content, KvFile):
+                self._linked[inode.number] = inode
+            self._num_tokens += row.tokens
+            self._plain_bytes += row.plain_bytes
+            if row.exclusive_pages is None:
+                self._num_others += row.pages
+            elif isinstance(inode.content, KvFile):
+                np.add.at(self._num_held, inode.content.table.pages, 1)  # an imported image may have a page twice
+            if isinstance(inode.content, KvFile):
+                pages = inode.content.table.pages
+                self._is_on_disk[pages] = self._pool.on_disk.kept[pages]
+        return True
+
+    def row(self, path: str) -> DuRow:
+        """Return the sum, as the row of `path`."""
+        pool, top = self._pool, self._pool.top  # pages from `top` on were never used
+        num_held, is_on_disk = self._num_held[:top], self._is_on_disk[:top]
+        num_pages = int(np.count_nonzero(num_held))
+        is_exclusive = (num_held > 0) & (pool.refcount[:top] == num_held)
+        for number, inode in self._linked.items():
+            if self._seen[number] < inode.nlink and isinstance(inode.content, KvFile):
+                is_exclusive[inode.content.table.pages] = False  # the file has a name elsewhere
+        exclusive = int(np.count_nonzero(is_exclusive))
+        sizes = pool.accounts.sizes
+        exclusive_bytes = sizes.total(is_exclusive)
+        return DuRow(
+            path,
+            self._num_tokens,
+            num_pages + self._num_others,
+            exclusive,
+            num_pages - exclusive,
+            self._plain_bytes,
+            sizes.total(is_on_disk) + self._plain_bytes,
+            exclusive_bytes,
+            sizes.total(num_held) - exclusive_bytes,
+        )

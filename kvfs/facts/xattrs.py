@@ -90,7 +90,7 @@ def has_memory(inode: Inode, name: bytes, value: bytes) -> bool:
 def get(volume: Volume, inode: Inode, name: bytes) -> bytes:
     """Return the value of an attribute `user.*`. ENODATA: the attribute does not exist."""
     if isinstance(inode.content, KvFile) and name in _KV:
-        return _KV[name](inode, inode.content, volume.model).encode()
+        return _KV[name](inode, inode.content, volume.model_of(inode.content)).encode()
     found = inode.xattrs.get(name, _own(volume, inode).get(name))
     if found is None:
         raise _no_data(name)

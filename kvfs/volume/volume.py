@@ -200,10 +200,14 @@ class Volume:
         """Return the format of a file's images."""
         return self._formats[kv.identity]
 
+    def model_of(self, kv: KvFile) -> ModelFacts:
+        """Return the facts of the model that computed a file's entries. The daemon need not serve that model."""
+        return self.format_of(kv).facts
+
     def require_usable(self, kv: KvFile, what: object) -> None:
         """Raise Invalid unless the running model can use the file's entries."""
         if kv.identity != OWN:
-            raise mismatch(self.format_of(kv).facts, self.model, what)
+            raise mismatch(self.model_of(kv), self.model, what)
         if self._same_bits and (other := kv.num_other_bits(self.bits)):
             raise Invalid(
                 f"{what}: its first {other} entries were computed by {kv.marks[0][0]}, this daemon is {self.bits} and "

@@ -104,7 +104,7 @@ def kv_chmod(path: Path, mode: int) -> Script[None]:
 
 
 @system_call
-def kv_du(path: Path = ".") -> Script[dict[str, Any]]:
+def kv_du(path: Path = ".", *, by_model: bool = False) -> Script[dict[str, Any]]:
     """Return the cost of the files below a path, in tokens and pages: a row for each file, and the total.
 
     A row of a KV file has tokens, pages, `exclusive_pages` and `shared_pages`. A row of a plain file has `plain_bytes`.
@@ -113,6 +113,9 @@ def kv_du(path: Path = ".") -> Script[dict[str, Any]]:
     `denied` names the directories that were left out, because the caller may not read them or their paths are too long.
     The result may or may not show changes that other programs make during the call.
 
+    `by_model`: a row for each model, with the sum over its KV files, in place of a row for each file. The row's `path`
+    is the model's name and precision. Files of models that the daemon does not serve count, too.
+
     >>> with sym.kv_create("base.kv") as base:
     ...     length = sym.kv_write(base, [1] * 64)
     ...     sym.kv_fork(base, "fork.kv").close()
@@ -120,11 +123,13 @@ def kv_du(path: Path = ".") -> Script[dict[str, Any]]:
     [('./base.kv', 2, 0), ('./fork.kv', 2, 0)]
     >>> sym.kv_du()["total"]["pages"]
     2
+    >>> [(row["path"], row["pages"]) for row in sym.kv_du(by_model=True)["rows"]]
+    [('tiny float32', 2)]
     >>> sym.kv_remove("base.kv")
     >>> sym.kv_remove("fork.kv")
     """
     # Rows arrive in several messages. The daemon computes the total, since only it can count each page once.
-    wanted, last, more = path_bytes(path), b"", 1
+    wanted, last, more = path_bytes(path), b"", not by_model
     found: dict[str, Any] = {"rows": [], "total": {}, "denied": []}
     while more:
         reply = yield Call(Op.KV_DU, payload=wanted + (b"\0" + last if last else b""))
@@ -132,6 +137,8 @@ def kv_du(path: Path = ".") -> Script[dict[str, Any]]:
         found["rows"] += window["rows"]
         found["denied"] += window["denied"]
         more, last = reply.args[0], path_bytes(window["last"]) if window["last"] else b""
+    if by_model:
+        found["rows"] = parse((yield Call(Op.KV_DU, args=(Du.MODELS, 0, 0, 0), payload=wanted)).payload)["rows"]
     reply = yield Call(Op.KV_DU, args=(Du.TOTAL, 0, 0, 0), payload=wanted)
     found["total"] = parse(reply.payload)
     return found

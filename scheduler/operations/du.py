@@ -2,7 +2,7 @@
 
 A reply has as many rows as fit, in the order of their paths. Its first argument says whether there are more rows, and
 the next request gives the path of this reply's last row. The total, in which each page counts once, is a separate
-request.
+request, and so are the totals of each model's files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
-from kvfs.facts.du import Denied, DuRow, total, walk
+from kvfs.facts.du import Denied, DuRow, by_model, total, walk
 from kvfs.fs import FileSystem
 from kvfs.names.inode import Inode
 from kvfs.names.tree import Credentials
@@ -44,12 +44,18 @@ class DiskUsage:
         start = self._fs.find(creds, path)
         if wanted == Du.TOTAL:
             return self._total(start, path, creds)
+        if wanted == Du.MODELS:
+            return self._models(start, path, creds)
         if wanted != Du.ROWS:
-            raise Invalid(f"kv_du() gives rows (0) or their total (1), not {wanted}")
+            raise Invalid(f"kv_du() gives rows (0), their total (1) or a total for each model (2), not {wanted}")
         return self._rows(start, path, _names_below(path, after), creds)
 
     async def _total(self, start: Inode, path: str, creds: Credentials) -> Reply:
         return json_reply(asdict(await total(self._fs.pool, start, path, creds)))
+
+    async def _models(self, start: Inode, path: str, creds: Credentials) -> Reply:
+        rows = await by_model(self._fs.volume, start, path, creds)
+        return json_reply({"rows": [asdict(row) for row in rows]})
 
     async def _rows(self, start: Inode, path: str, after: list[bytes], creds: Credentials) -> Reply:
         found: dict[str, list[str]] = {"rows": [], "denied": []}

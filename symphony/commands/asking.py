@@ -35,6 +35,7 @@ def add_questions(commands: Commands) -> None:
     add_json(du)
     du.add_argument("path", nargs="?", help="a file or directory of the mount (default: all of it)")
     du.add_argument("--disk", action="store_true", help="what files take on disk, instead")
+    du.add_argument("--by-model", action="store_true", help="the sum of each model's files, instead of each file")
     du.set_defaults(action=_du)
 
 
@@ -56,7 +57,8 @@ def _sync(args: argparse.Namespace) -> int:
 def _du(args: argparse.Namespace) -> int:
     connect(args)
     info = libsym.daemon_stat()
-    usage, page_bytes = libsym.kv_du(on_mount(args.path, info["mount"])), info["page_bytes"]
-    lines = disk_lines(usage) if args.disk else du_lines(usage, page_bytes)
+    usage = libsym.kv_du(on_mount(args.path, info["mount"]), by_model=args.by_model)
+    what = "MODEL" if args.by_model else "PATH"
+    lines = disk_lines(usage, what) if args.disk else du_lines(usage, info["page_bytes"], what)
     print(json.dumps(usage, indent=2) if args.json else "\n".join(lines))
     return 0

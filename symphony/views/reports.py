@@ -131,17 +131,21 @@ def _of(used: int, quota: int | None, shown: Callable[[int], str]) -> str:
     return shown(used) if quota is None else f"{shown(used)} of {shown(quota)}"
 
 
-def disk_lines(usage: dict[str, Any]) -> list[str]:
-    """Return lines with the bytes of files on disk. Shared pages count in each file's line, but once in the total."""
+def disk_lines(usage: dict[str, Any], what: str = "PATH") -> list[str]:
+    """Return lines with the bytes of files on disk. Shared pages count in each file's line, but once in the total.
+    `what`: the heading of the names.
+    """
     rows = [(row["path"], row) for row in usage["rows"]] + [("total", usage["total"])]
-    return [f"{'ON DISK':>9} {'TOKENS':>8}  PATH"] + [
+    return [f"{'ON DISK':>9} {'TOKENS':>8}  {what}"] + [
         f"{human_bytes(row['disk_bytes']):>9} {row['tokens']:>8}  {name}" for name, row in rows
     ]
 
 
-def du_lines(usage: dict[str, Any], page_bytes: int) -> list[str]:
-    """Return lines with the bytes of paths. EXCLUSIVE: bytes that `rm` of a file frees; `-`: no permission to read."""
-    lines = [f"{'EXCLUSIVE':>9} {'SHARED':>7} {'TOKENS':>8}  PATH"]
+def du_lines(usage: dict[str, Any], page_bytes: int, what: str = "PATH") -> list[str]:
+    """Return lines with the bytes of paths. EXCLUSIVE: bytes that `rm` of a file frees; `-`: no permission to read.
+    `what`: the heading of the names.
+    """
+    lines = [f"{'EXCLUSIVE':>9} {'SHARED':>7} {'TOKENS':>8}  {what}"]
     lines += [_du_line(row["path"], row, page_bytes) for row in usage["rows"]]
     lines.append(_du_line("total", usage["total"], page_bytes))
     return lines

@@ -98,6 +98,13 @@ def test_rows_of_a_tree_come_in_the_order_of_names_and_say_what_each_file_costs(
     assert bench.total("d/z.kv")["pages"] == 2
 
 
+def test_the_sum_of_a_model_has_its_name_and_precision_in_place_of_a_path(bench):
+    bench.make("a.kv", 33)
+    bench.make("b.kv", 1)
+    (found,) = bench.ask(Du.MODELS, ".")[1]["rows"]
+    assert found == bench.total() | {"path": "tiny float32"}
+
+
 def test_what_the_caller_may_not_read_is_named_and_not_counted(bench):
     bench.directory("mine", 0o700)
     bench.directory("open", 0o755)
@@ -227,6 +234,6 @@ def test_a_tree_deeper_than_a_path_is_named_where_it_becomes_so(bench):
 
 
 def test_what_makes_no_sense_is_refused_before_anything_is_begun(bench):
-    for what, payload, error in ((2, b".", Invalid), (Du.ROWS, b"none", NotFound), (Du.ROWS, b".\0else", Invalid)):
+    for what, payload, error in ((3, b".", Invalid), (Du.ROWS, b"none", NotFound), (Du.ROWS, b".\0else", Invalid)):
         with pytest.raises(error):
             bench.begin(what, payload)

@@ -6,6 +6,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from kvfs.durable.fsck import fsck
 from kvfs.facts import xattrs
+from kvfs.facts.du import by_model
 from kvfs.pages.turns import fitting
 from libsym.abi import Advice
 from libsym.errors import Invalid, NotPermitted
@@ -89,11 +90,12 @@ async def test_files_of_another_model_do_all_but_compute(tmp_path):
         assert (found.tokens, found.size) == (100, len(images["theirs.kv"]))
         with pytest.raises(Invalid, match="other"):
             house.fs.kv_open(ROOT, "theirs.kv", write=False)
+        theirs = house.tree.root.entries[b"theirs.kv"]
+        assert xattrs.get(house.volume, theirs, b"user.kv.model") == b"other"
         for name, known in images.items():
             assert await house.image(house.kv(name)) == known
         copy = house.make_plain("copy.kv")
         snapshot = house.volume.open_snapshot(house.kv("theirs.kv"))
-        theirs = house.tree.root.entries[b"theirs.kv"]
         house.volume.fork_into(snapshot, theirs, house.kv("theirs.kv"), copy)
         house.volume.close_snapshot(snapshot)
         house.fs.kv_rename(ROOT, "theirs.kv", "moved.kv")
@@ -108,6 +110,18 @@ async def test_files_of_another_model_do_all_but_compute(tmp_path):
             file = await house.require(name, range(100))
         with pytest.raises(Invalid, match="fake"):
             house.fs.kv_open(ROOT, "own.kv", write=False)
+
+
+async def test_each_model_has_a_sum_of_its_own_in_which_a_page_counts_once(tmp_path):
+    async with running(House(tmp_path, facts=OTHER), drain=True) as house:
+        house.fs.kv_fork(ROOT, house.create("theirs.kv", range(100)), "fork.kv")
+    async with running(House(tmp_path), drain=True) as house:
+        house.create("own.kv", range(40))
+        house.make_plain("plain")
+        own, theirs = await by_model(house.volume, house.tree.root, ".", ROOT)
+        assert (own.path, own.tokens, own.pages, own.exclusive_pages) == ("fake F32", 40, 2, 2)
+        assert (theirs.path, theirs.tokens, theirs.pages, theirs.exclusive_pages) == ("other F32", 200, 4, 4)
+        assert (own.exclusive_bytes, theirs.exclusive_bytes, theirs.disk_bytes) == (2 * 4096, 4 * 8192, 4 * 8192)
 
 
 async def test_pages_of_another_model_are_charged_by_their_own_size(tmp_path):
