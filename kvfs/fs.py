@@ -43,7 +43,7 @@ from kvfs.names.tree import PathOf
 from kvfs.names.walk import Paths, Place
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Ranges, SourceRanges, ranges_within
-from kvfs.pages.pool import PagePool
+from kvfs.pages.pool import RUNNING, PagePool
 from kvfs.pages.table import PageTable, Reservation
 from kvfs.tiers.tickets import Engine, NoEngine, NoPressure, Pressure
 from kvfs.volume.volume import Volume, VolumeStatistics
@@ -253,13 +253,13 @@ class FileSystem:
 
     # Handles
 
-    def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600) -> OpenKv:
+    def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600, arena: int = RUNNING) -> OpenKv:
         """Make a new, empty KV file, open for writing. Without a path, the file is anonymous, and is freed when it is
-        closed.
+        closed. `arena`: the arena of the model that the file belongs to.
         """
         _check_mode(mode)
         place = self._free_place(creds, path)
-        return self._create(creds, place, mode, self._new)
+        return self._create(creds, place, mode, partial(self._new, arena=arena))
 
     def kv_open(self, creds: Credentials, path: str, *, write: bool) -> OpenKv:
         """Open an existing KV file. `write` needs read permission too: an append attends to existing entries."""
@@ -690,8 +690,8 @@ class FileSystem:
         mode = mode_for_new(place.directory, creds, mode)
         return self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
 
-    def _new(self, owner: int) -> KvFile:
-        return self.volume.new_kv(PageTable(self.pool, owner))
+    def _new(self, owner: int, arena: int = RUNNING) -> KvFile:
+        return self.volume.new_kv(PageTable(self.pool, owner, arena=arena))
 
     def give_up(self, claim: Claim) -> None:
         """Release a claim to the next waiter. If the claim was not acquired, do nothing."""

@@ -112,6 +112,7 @@ enum sym_op {
     SYM_FLEET_PLACE = 50,
     SYM_FLEET_MACHINES = 51,
     SYM_KV_CHANGES = 52,
+    SYM_USE_MODEL = 53,
 };
 
 enum sym_flag {

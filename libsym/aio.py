@@ -225,7 +225,11 @@ async def connect(
 
 
 async def connection(
-    socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
+    socket: str | os.PathLike[str] | None = None,
+    *,
+    domain: Path | None = None,
+    model: str | None = None,
+    wait: float | None = None,
 ) -> Connection:
     """Return a new connection, as `libsym.connection` does. The task can be cancelled between two tries.
 
@@ -234,7 +238,7 @@ async def connection(
     >>> (await sym.aio.kv_list())[0].name
     'a.kv'
     """
-    return await _try(lambda: connections.connection(socket, domain=domain), wait)
+    return await _try(lambda: connections.connection(socket, domain=domain, model=model), wait)
 
 
 async def _try(connect: Callable[[], T], wait: float | None) -> T:

@@ -45,6 +45,13 @@ def path_text(path: Path) -> str:
     return text
 
 
+def model_name(model: str) -> bytes:
+    """Return the name of a model for a request, or raise Invalid."""
+    if not isinstance(model, str) or not model or "\0" in model:
+        raise Invalid(f"model={shown(model)}: give the name of a model, as model_info() and `symphony stat` show it")
+    return utf8(model, "the name of a model")
+
+
 def path_bytes(path: Path) -> bytes:
     """Return the bytes of a path. Bytes of a name that are not UTF-8 stay as the kernel gave them."""
     return utf8(path_text(path), "a path", "surrogateescape")

@@ -1,7 +1,8 @@
 """The control files: `.symphony` in the root of the mount. A lookup finds `.symphony`, but listings of the root leave
 it out.
 
-    model, metrics          what is running, and how it is doing
+    model, metrics          the default model, and how the daemon is doing
+    models/NAME             each model that the daemon serves
     proc/PID/status         one connected program; readable by its owner alone
     text/...                mirrors the directories and KV files of the mount; a file's bytes are its context as text
 
@@ -35,7 +36,9 @@ from libsym.errors import Busy, Exists, IsDirectory, NotFound, NotPermitted, Sym
 CONTROL_ROOT = 1 << 62
 """The lowest inode number of control files, and the lowest number of their handles."""
 
-_MODEL, _METRICS, _PROCESSES = CONTROL_ROOT + 1, CONTROL_ROOT + 2, CONTROL_ROOT + 3
+_MODEL, _METRICS, _PROCESSES, _MODELS = CONTROL_ROOT + 1, CONTROL_ROOT + 2, CONTROL_ROOT + 3, CONTROL_ROOT + 4
+_FIRST_MODEL = CONTROL_ROOT + 256
+"""Inode number of the first file in `models`. The files of further models have the next numbers."""
 _TEXT_BIT = 1 << 61
 _PROCESS_BIT = 1 << 60
 _TEXT = CONTROL_ROOT | _TEXT_BIT
@@ -47,7 +50,7 @@ _PROCESS = CONTROL_ROOT | _PROCESS_BIT
 """
 _TEXT_ROOT = _TEXT + ROOT_NUMBER
 
-_FIXED = {b"model": _MODEL, b"metrics": _METRICS, b"proc": _PROCESSES, b"text": _TEXT_ROOT}
+_FIXED = {b"model": _MODEL, b"metrics": _METRICS, b"proc": _PROCESSES, b"text": _TEXT_ROOT, b"models": _MODELS}
 _STATUS = b"status"
 
 _DIRECTORY, _FILE = stat.S_IFDIR, stat.S_IFREG
@@ -98,8 +101,8 @@ class ControlTree:
             return self._text_attributes(number)
         if number & _PROCESS_BIT:
             return self._process_attributes(number)
-        if number in {CONTROL_ROOT, _PROCESSES}:
-            num_directories = 2 if number == CONTROL_ROOT else len(self._files.processes())
+        if number in {CONTROL_ROOT, _PROCESSES, _MODELS}:
+            num_directories = {CONTROL_ROOT: 3, _PROCESSES: len(self._files.processes())}.get(number, 0)
             return self._of_the_daemon(number, _DIRECTORY | 0o555, 2 + num_directories, _DIRECTORY_BYTES)
         return self._of_the_daemon(number, _FILE | 0o444, 1, len(self._document(number)()))
 
@@ -123,6 +126,8 @@ class ControlTree:
         if number == _PROCESSES:
             pids = sorted(self._files.processes())
             return [(FIRST_PLACE + pid, b"%d" % pid, _PROCESS + 2 * pid) for pid in pids]
+        if number == _MODELS:
+            return [(FIRST_PLACE + at, name, _FIRST_MODEL + at) for at, name in enumerate(self._files.models())]
         if number & _PROCESS_BIT and not number & 1:
             self._process(number)
             return [(FIRST_PLACE, _STATUS, number + 1)]
@@ -228,6 +233,8 @@ class ControlTree:
         elif parent == _PROCESSES and name.isdigit() and b"%d" % int(name) == name:
             if int(name) in self._files.processes():
                 return _PROCESS + 2 * int(name)
+        elif parent == _MODELS and name in (names := self._files.models()):
+            return _FIRST_MODEL + names.index(name)
         elif parent & _PROCESS_BIT and not parent & 1 and name == _STATUS:
             return parent + 1
         raise NotFound(f"{shown(name)}: there is no such control file")
@@ -237,7 +244,7 @@ class ControlTree:
             return ROOT_NUMBER
         if number & _TEXT_BIT and number != _TEXT_ROOT:
             return _TEXT + self._tree.child(self._mirrored(number), b"..").number
-        return _PROCESSES if number & _PROCESS_BIT else CONTROL_ROOT
+        return _PROCESSES if number & _PROCESS_BIT else _MODELS if number >= _FIRST_MODEL else CONTROL_ROOT
 
     def _mirrored(self, number: int) -> Inode:
         return self._tree.get(number - _TEXT)
@@ -295,14 +302,16 @@ class ControlTree:
     def _document(self, number: int) -> Callable[[], bytes]:
         """Return the function that makes the bytes of a control file."""
         if number == _MODEL:
-            return partial(self._documents.get, _MODEL, self._files.model)
+            return partial(self._documents.get, _MODEL, partial(self._files.model, 0))
+        if not number & (_TEXT_BIT | _PROCESS_BIT) and 0 <= number - _FIRST_MODEL < len(self._files.models()):
+            return partial(self._documents.get, number, partial(self._files.model, number - _FIRST_MODEL))
         if number == _METRICS:
             return partial(self._documents.get, _METRICS, self._files.metrics)
         if number & _PROCESS_BIT and number & 1:
             pid = self._process(number)
             since_ns = self._files.processes()[pid].since_ns
             return partial(self._documents.get, (pid, since_ns), partial(self._status, pid, since_ns))
-        if number in {CONTROL_ROOT, _PROCESSES} or number & _PROCESS_BIT:
+        if number in {CONTROL_ROOT, _PROCESSES, _MODELS} or number & _PROCESS_BIT:
             raise IsDirectory("a directory has no bytes")
         raise NotFound(f"there is no control file {number - CONTROL_ROOT}")
 

@@ -47,7 +47,13 @@ class Prefill(Protocol):
 class ControlFiles(Protocol):
     """The scheduler as the control files see it: facts for `.symphony`, a tokenizer, and prefill for the text view."""
 
-    def model(self) -> str: ...
+    def models(self) -> Sequence[bytes]:
+        """Return the names of the served models, as names of files. The first model is the default."""
+        ...
+
+    def model(self, number: int) -> str:
+        """Return the facts of a served model, by its place in `models`."""
+        ...
 
     def metrics(self) -> str: ...
 

@@ -13,7 +13,7 @@ from os import PathLike
 from typing import Literal, Self, TypeVar
 
 from libsym.abi import FORK_ENDED, LOCK_NOWAIT, LOCK_SHARED, MAX_FORKS, OPEN_WRITE, RANGE_END, REBASE, Op
-from libsym.arguments import Path, int32, int64, path_bytes, path_text, permissions, shown
+from libsym.arguments import Path, int32, int64, model_name, path_bytes, path_text, permissions, shown
 from libsym.calls.faces import file_call, script_of, system_call
 from libsym.calls.info import KvStat
 from libsym.calls.open_file import OpenFile, exchange, length_script
@@ -268,14 +268,22 @@ class Locked:
 
 
 @system_call
-def kv_create(path: Path | None = None, mode: int = 0o600) -> Script[KV]:
+def kv_create(path: Path | None = None, mode: int = 0o600, *, model: str | None = None) -> Script[KV]:
     """Make an empty KV file, open for writing. Without a path the file is anonymous, and ends with its last handle.
+
+    `model`: the name of the model that the file belongs to, for good. None: the model of the connection.
 
     >>> with sym.kv_create("a.kv") as kv:
     ...     sym.kv_write(kv, [1, 2, 3])
     3
+    >>> sym.kv_create(model="large")
+    Traceback (most recent call last):
+      ...
+    libsym.errors.Invalid: there is no model 'large' here: this daemon serves tiny
     """
     name, payload = _name(path)
+    if model is not None:
+        payload += b"\0" + model_name(model)
     reply = yield Call(Op.KV_CREATE, args=(permissions(mode), 0, 0, 0), payload=payload)
     return opened(reply, name, writable=True)
 

@@ -124,12 +124,12 @@ def kv_du(path: Path = ".", *, by_model: bool = False) -> Script[dict[str, Any]]
     >>> sym.kv_du()["total"]["pages"]
     2
     >>> [(row["path"], row["pages"]) for row in sym.kv_du(by_model=True)["rows"]]
-    [('tiny float32', 2)]
+    [('tiny bf16', 2)]
     >>> sym.kv_remove("base.kv")
     >>> sym.kv_remove("fork.kv")
     """
     # Rows arrive in several messages. The daemon computes the total, since only it can count each page once.
-    wanted, last, more = path_bytes(path), b"", not by_model
+    wanted, last, more = path_bytes(path), b"", int(not by_model)
     found: dict[str, Any] = {"rows": [], "total": {}, "denied": []}
     while more:
         reply = yield Call(Op.KV_DU, payload=wanted + (b"\0" + last if last else b""))

@@ -6,20 +6,20 @@ import json
 from typing import Any
 
 from libsym.abi import FLEET_BEGIN, Op
-from libsym.arguments import Path, path_text
+from libsym.arguments import Path, model_name, path_text
 from libsym.calls.faces import system_call
 from libsym.calls.info import ModelInfo, parse
 from libsym.channel.scripts import Call, Script
 
 
 @system_call
-def model_info() -> Script[ModelInfo]:
-    """Return facts about the model that the daemon serves.
+def model_info(model: str | None = None) -> Script[ModelInfo]:
+    """Return facts about a model that the daemon serves. None: the model of the connection.
 
-    >>> sym.model_info().vocab_size
-    259
+    >>> sym.model_info().vocab_size, sym.model_info("tiny").name
+    (259, 'tiny')
     """
-    reply = yield Call(Op.MODEL_INFO)
+    reply = yield Call(Op.MODEL_INFO, payload=b"" if model is None else model_name(model))
     return ModelInfo.from_json(reply.payload)
 
 

@@ -22,7 +22,7 @@ from typing import Self
 from weakref import WeakSet
 
 from libsym.abi import Op
-from libsym.arguments import Path, path_bytes, path_text, shown
+from libsym.arguments import Path, model_name, path_bytes, path_text, shown
 from libsym.channel.client import ClientChannel
 from libsym.channel.handshake import dial
 from libsym.channel.socket_path import find_socket
@@ -58,9 +58,9 @@ class Process:
         found = _in_use.get() or self._channel
         return found if found is not None else self.connect(None)
 
-    def another(self, socket: str | None, domain: str | None) -> ClientChannel:
+    def another(self, socket: str | None, domain: str | None, model: str | None = None) -> ClientChannel:
         """Make a connection in addition to the process's own."""
-        new = _connected(str(find_socket()) if socket is None else socket, domain)
+        new = _connected(str(find_socket()) if socket is None else socket, domain, model)
         self._more.add(new)
         return new
 
@@ -105,14 +105,16 @@ class Process:
             self._channel = self._domain = None
 
 
-def _connected(path: str, domain: str | None) -> ClientChannel:
+def _connected(path: str, domain: str | None, model: str | None = None) -> ClientChannel:
     channel = ClientChannel(*dial(path), path)
-    if domain is not None:
-        try:
+    try:
+        if domain is not None:
             channel.call(Op.CONFINE, payload=path_bytes(domain))
-        except BaseException:
-            channel.close()
-            raise
+        if model is not None:
+            channel.call(Op.USE_MODEL, payload=model_name(model))
+    except BaseException:
+        channel.close()
+        raise
     return channel
 
 
@@ -232,7 +234,11 @@ def connect(
 
 
 def connection(
-    socket: str | os.PathLike[str] | None = None, *, domain: Path | None = None, wait: float | None = None
+    socket: str | os.PathLike[str] | None = None,
+    *,
+    domain: Path | None = None,
+    model: str | None = None,
+    wait: float | None = None,
 ) -> Connection:
     """Make an additional connection, with the arguments of `connect`: for a program that serves several parties.
 
@@ -241,13 +247,16 @@ def connection(
     files, mailbox and topics, and a domain if one is given. Other programs see one program, with one pid. In a child of
     fork(), calls over the connection raise BadHandle.
 
+    `model`: the name of the model whose tokenizer and template the connection uses, and which its new files get. None:
+    the daemon's default model.
+
     >>> with sym.connection():
     ...     kv = sym.kv_create("a.kv")
     >>> kv.closed, sym.kv_list()[0].name
     (False, 'a.kv')
     """
     path, inside = None if socket is None else path_text(socket), None if domain is None else path_text(domain)
-    return Connection(_try(lambda: process.another(path, inside), wait), inside)
+    return Connection(_try(lambda: process.another(path, inside, model), wait), inside)
 
 
 def _try(connect: Callable[[], ClientChannel], wait: float | None) -> ClientChannel:

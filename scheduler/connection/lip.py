@@ -75,6 +75,8 @@ class Lip:
     """Program that the connection belongs to. Until the connection joins, this field has a temporary program."""
     stream: int = 0
     """Stream of the call that is handled now: see libsym-abi(7)."""
+    model: int = 0
+    """Number of the model whose tokenizer the connection uses, and which its new files get."""
     slots: Slots = field(init=False)
     """Result slots, and the calls that wait for slots."""
 

@@ -29,10 +29,10 @@ from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.connection.under_way import FREE_BYTES, UnderWay, UserBytes
 from scheduler.operations.fetching import NO_PEERS, Others
+from scheduler.operations.models import Models
 from scheduler.operations.operation import Operation, Outcome
 from scheduler.operations.pressure import Pressing
 from scheduler.operations.registry import all_operations
-from scheduler.operations.text import TextModel
 from scheduler.programs.registry import Programs
 from scheduler.wire.replies import Reply
 
@@ -53,7 +53,7 @@ class Gate:
         self,
         fs: FileSystem,
         batches: BatchScheduler,
-        text: TextModel,
+        models: Models,
         programs: Programs,
         daemon_info: Callable[[], dict[str, Any]],
         peers: Others = NO_PEERS,
@@ -61,7 +61,9 @@ class Gate:
         self._accounts = fs.pool.accounts
         self._batches = batches
         self._programs = programs
-        self._operations = all_operations(fs, batches, text, programs, daemon_info, peers)
+        self._operations = all_operations(fs, batches, models, programs, daemon_info, peers)
+        self.models = models
+        """The models that the daemon serves."""
         self._num_calls: Counter[Op] = Counter()
         self._pool, self._see = fs.pool, fs.volume.see
         self._core = batches.gate

@@ -28,11 +28,13 @@ from libsym.rows.sampler import RowSampler, sampling_block_bytes
 from libsym.rows.stops import StopTexts
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.batch.generation import Draft, GenerateCall
-from scheduler.batch.grammar import Grammars, GrammarText, Owner
+from scheduler.batch.grammar import Grammars, GrammarState, Owner
 from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
-from scheduler.operations.appending import Limited, appendable
+from scheduler.operations.appending import appendable
+from scheduler.operations.models import Models
 from scheduler.operations.operation import Operation, Table
+from scheduler.operations.text import TextModel
 from scheduler.wire.payloads import PayloadReader, check_priority, deadline_of, json_of
 
 MAX_OPTION_TEXTS = MAX_STOP_TEXTS + 16
@@ -46,16 +48,15 @@ DRAFT_HISTORY = 1024
 class Generating:
     """Answers GENERATE."""
 
-    def __init__(self, batches: BatchScheduler, text: GrammarText, limited: Limited) -> None:
+    def __init__(self, batches: BatchScheduler, models: Models) -> None:
         self._batches = batches
-        self._text = text
-        self._limited = limited
-        self._grammars = Grammars(text)
+        self._models = models
+        self._grammars = [Grammars(each.text) for each in models]
         self._compilers = trio.CapacityLimiter(2)  # workers that compile grammars of all programs
 
     async def compiled(self) -> None:
         """Wait until no worker compiles a grammar. A worker in native code cannot be interrupted."""
-        while self._grammars.num_compiling:  # noqa: ASYNC110 - abandoned threads send no event
+        while any(each.num_compiling for each in self._grammars):  # noqa: ASYNC110 - abandoned threads send no event
             await trio.sleep(0.02)
 
     def table(self) -> Table:
@@ -65,22 +66,21 @@ class Generating:
         """Begin the generation. If its grammar is not compiled yet, return a coroutine that compiles it first."""
         generation, described = self._parse(call)
         call.tie(call.request.handle)
-        if described is not None and (grammar := self._grammars.kept(_owner(call.lip), *described)) is None:
-            return self._compile_first(call, generation, described)
+        grammars = self._grammars[self._models.of(generation.file).number]
+        if described is not None and (grammar := grammars.kept(_owner(call.lip), *described)) is None:
+            return self._compile_first(call, generation, partial(grammars.compile, _owner(call.lip), *described))
         if described is not None:
             generation.grammar = grammar
         self._begin(call, generation)
         return None
 
-    async def _compile_first(self, call: SystemCall, generation: GenerateCall, described: tuple[str, str]) -> None:
+    async def _compile_first(
+        self, call: SystemCall, generation: GenerateCall, compiled: Callable[[], GrammarState]
+    ) -> None:
         left_s = math.inf if generation.deadline_s is None else max(0.0, generation.deadline_s - time.monotonic())
         with trio.move_on_after(left_s):
             generation.grammar = await trio.to_thread.run_sync(
-                self._grammars.compile,
-                _owner(call.lip),
-                *described,
-                limiter=self._compilers,
-                abandon_on_cancel=True,
+                compiled, limiter=self._compilers, abandon_on_cancel=True
             )
             await trio.lowlevel.checkpoint_if_cancelled()  # the deadline may have passed just now
         if generation.grammar is None:
@@ -97,10 +97,11 @@ class Generating:
         file = appendable(call.lip, call.request.handle)
         num_tokens, num_positions, max_tokens, priority = call.request.args
         fields = PayloadReader(call.request.payload)
-        tokens, positions = self._limited.entries(fields, num_tokens, num_positions)
+        model = self._models.of(file)
+        tokens, positions = model.limited.entries(fields, num_tokens, num_positions)
         if max_tokens < 0:
             raise Invalid(f"max_tokens={max_tokens}: 1 or more, or 0 for as many as the context holds")
-        vocab_size, token_texts = self._limited.vocab_size, self._limited.token_texts
+        vocab_size, token_texts = model.limited.vocab_size, model.limited.token_texts
         block = fields.take(sampling_block_bytes(fields.left, vocab_size), "the sampler")
         sampler = RowSampler(block, vocab_size, token_texts)
         options = _options(call.request, fields.rest())
@@ -115,7 +116,7 @@ class Generating:
             call,
             max_tokens=max_tokens,
             sampler=sampler,
-            stop_tokens=frozenset(self._stop_tokens(options)),
+            stop_tokens=frozenset(_stop_tokens(model.text, options)),
             stops=StopTexts(options["stop"], token_texts) if options.get("stop") else None,
             draft=_draft(file, tokens, *options["draft"]) if "draft" in options else None,
             scores=scores,
@@ -125,17 +126,16 @@ class Generating:
         )
         return generation, options.get("grammar")
 
-    def _stop_tokens(self, options: dict[str, Any]) -> set[int]:
-        found = set(options.get("stop_tokens", ()))
-        wrong = [token for token in found if not 0 <= token < self._limited.vocab_size]
-        if wrong:
-            raise Invalid(
-                f"stop token {wrong[0]} is out of range: the vocabulary has 0 to {self._limited.vocab_size - 1}"
-            )
-        # With a grammar, end tokens always end the generation.
-        if options.get("stop_at_end", True) or options.get("grammar"):
-            found |= self._text.eos_ids
-        return found
+
+def _stop_tokens(text: TextModel, options: dict[str, Any]) -> set[int]:
+    found = set(options.get("stop_tokens", ()))
+    wrong = [token for token in found if not 0 <= token < text.vocab_size]
+    if wrong:
+        raise Invalid(f"stop token {wrong[0]} is out of range: the vocabulary has 0 to {text.vocab_size - 1}")
+    # With a grammar, end tokens always end the generation.
+    if options.get("stop_at_end", True) or options.get("grammar"):
+        found |= text.eos_ids
+    return found
 
 
 def _draft(file: OpenKv, tokens: IntArray, max_tokens: int, min_match: int) -> Draft:

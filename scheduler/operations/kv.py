@@ -15,6 +15,7 @@ from libsym.errors import Invalid
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.connection.lip import MAX_LATER
 from scheduler.connection.system_call import SystemCall
+from scheduler.operations.models import Models
 from scheduler.operations.opening import opened
 from scheduler.operations.operation import Operation, Outcome, Table
 from scheduler.wire.payloads import mode_of, text_of
@@ -27,9 +28,10 @@ READ_ENTRIES = PAYLOAD_BYTES // 8
 class KvFiles:
     """Answers KV_CREATE, KV_OPEN, KV_FORK, KV_STAT, KV_READ, KV_REMOVE and KV_TRUNCATE."""
 
-    def __init__(self, fs: FileSystem, batches: BatchScheduler) -> None:
+    def __init__(self, fs: FileSystem, batches: BatchScheduler, models: Models) -> None:
         self._fs = fs
         self._batches = batches
+        self._models = models
 
     def table(self) -> Table:
         return {
@@ -43,8 +45,11 @@ class KvFiles:
         }
 
     def _create(self, call: SystemCall) -> Reply:
+        """Make a file of the connection's model, or of the model whose name follows the path and a NUL."""
         lip, request = call.lip, call.request
-        return lip.opened(self._fs.kv_create(lip.credentials, text_of(request) or None, mode_of(request)))
+        path, _, name = text_of(request).partition("\0")
+        arena = self._models.asked(lip, name).number
+        return lip.opened(self._fs.kv_create(lip.credentials, path or None, mode_of(request), arena))
 
     def _open(self, call: SystemCall) -> Outcome:
         """Open a file, and hint to the pager that its pages are needed."""

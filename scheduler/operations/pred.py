@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 
+from kvfs.fs import OpenKv
 from libsym.abi import (
     ATTENTION,
     ATTENTION_STRUCT,
@@ -59,9 +60,10 @@ _ONE_TOKEN = ((1, 0, 0, 0), (1, 1, 0, 0))
 class Predicting:
     """Answers PRED and PRED_BATCH."""
 
-    def __init__(self, batches: BatchScheduler, limited: Limited) -> None:
+    def __init__(self, batches: BatchScheduler, limits_of: Callable[[OpenKv], Limited]) -> None:
+        """`limits_of` returns the checks by the limits of a file's model."""
         self._batches = batches
-        self._limited = limited
+        self._limits_of = limits_of
         self._memory = AttentionMemory()
 
     def table(self) -> Table:
@@ -134,14 +136,14 @@ class Predicting:
     def _parse(self, lip: Lip, request: Request, answer: Callable[[Reply | SymError], None]) -> PredCall:
         file = appendable(lip, request.handle)
         flags, (num_tokens, num_positions, deadline_us, priority) = request.flags, request.args
-        fields, limited = PayloadReader(request.payload), self._limited
+        fields, limited = PayloadReader(request.payload), self._limits_of(file)
         tokens, positions = limited.entries(fields, num_tokens, num_positions)
         num_rows = 1 if flags == ROWS_LAST else _num_rows(flags, num_tokens)
         pred = PredCall(lip, file, tokens, positions, num_rows, answer)
         if flags & MASKED:
             pred.mask = _mask(fields, num_tokens)
         if flags & ATTENTION:
-            pred.attention = self._attention(lip, fields)
+            pred.attention = self._attention(lip, file, fields)
         if flags & REDUCED:
             pred.reduce_by(Reduction(fields.rest(), limited.vocab_size, num_rows, limited.token_texts))
         fields.end()
@@ -149,8 +151,8 @@ class Predicting:
             pred.priority, pred.deadline_s = check_priority(priority), deadline_of(deadline_us)
         return pred
 
-    def _attention(self, lip: Lip, fields: PayloadReader) -> AttentionMass:
-        layers, _, heads, _ = self._batches.fs.volume.model.page_shape
+    def _attention(self, lip: Lip, file: OpenKv, fields: PayloadReader) -> AttentionMass:
+        layers, _, heads, _ = self._batches.fs.volume.model_of(file.content).page_shape
         block = fields.take(ATTENTION_STRUCT.size, "what attention is wanted")
         return AttentionMass(block, layers, heads, self._memory, lip.uid)
 

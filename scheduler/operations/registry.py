@@ -13,7 +13,6 @@ from kvfs.fs import FileSystem
 from libsym.abi import Op
 from scheduler.batch.batch_scheduler import BatchScheduler
 from scheduler.operations.advice import Advising
-from scheduler.operations.appending import Limited
 from scheduler.operations.assemble import Assembler
 from scheduler.operations.changes import Changes
 from scheduler.operations.children import Children
@@ -27,6 +26,7 @@ from scheduler.operations.hot import Hot
 from scheduler.operations.kv import KvFiles
 from scheduler.operations.locks import Locking
 from scheduler.operations.messages import Mail
+from scheduler.operations.models import Choosing, Models
 from scheduler.operations.names import Names
 from scheduler.operations.operation import Operation
 from scheduler.operations.pred import Predicting
@@ -36,7 +36,7 @@ from scheduler.operations.program_facts import ProgramFacts
 from scheduler.operations.scrub import Scrubbing
 from scheduler.operations.status import Status
 from scheduler.operations.sync import Syncing
-from scheduler.operations.text import TextModel, Texts
+from scheduler.operations.text import Texts
 from scheduler.operations.trace import Tracing
 from scheduler.operations.usage import ResourceUsage
 from scheduler.programs.registry import Programs
@@ -56,20 +56,21 @@ class Operations:
 def all_operations(
     fs: FileSystem,
     batches: BatchScheduler,
-    text: TextModel,
+    models: Models,
     programs: Programs,
     daemon_info: Callable[[], dict[str, Any]],
     peers: Others,
 ) -> Operations:
     """Return all operations of one daemon."""
-    locking, limited, mail, pressing = Locking(fs), Limited(text), Mail(fs.volume.alarms), Pressing(fs)
-    closing, generating = Closing(fs, batches, locking), Generating(batches, text, limited)
+    locking, mail, pressing = Locking(fs), Mail(fs.volume.alarms), Pressing(fs)
+    closing, generating = Closing(fs, batches, locking), Generating(batches, models)
     subjects = (
-        Status(fs, text, daemon_info),
+        Status(fs, daemon_info),
+        Choosing(models),
         Scrubbing(fs),
-        Tracing(fs, batches, text),
+        Tracing(fs, batches, models.default.text),
         SelfRequests(fs, batches, mail),
-        KvFiles(fs, batches),
+        KvFiles(fs, batches, models),
         closing,
         Names(fs),
         Listing(fs),
@@ -83,9 +84,9 @@ def all_operations(
         Advising(fs),
         Syncing(fs, batches),
         pressing,
-        Predicting(batches, limited),
+        Predicting(batches, lambda file: models.of(file).limited),
         generating,
-        Texts(text),
+        Texts(lambda lip: models.of_lip(lip).text),
         mail,
         ResourceUsage(),
         Children(programs, ProgramFacts(batches)),

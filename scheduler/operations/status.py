@@ -1,4 +1,4 @@
-"""Operations that describe the daemon: PING, its model, its state, and the audit of its accounts and tables."""
+"""Operations that describe the daemon: PING, its state, and the audit of its accounts and tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from libsym.errors import SymError
 from scheduler.connection.lip import Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.operation import Operation, Table, require_operator
-from scheduler.operations.text import TextModel
 from scheduler.wire.replies import Reply, json_reply
 
 log = logging.getLogger(__name__)
@@ -27,17 +26,15 @@ MAX_USERS = 64
 
 
 class Status:
-    """Answers PING, MODEL_INFO, STAT and CHECK."""
+    """Answers PING, STAT and CHECK."""
 
-    def __init__(self, fs: FileSystem, model: TextModel, daemon_info: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, fs: FileSystem, daemon_info: Callable[[], dict[str, Any]]) -> None:
         self._fs = fs
-        self._model = model
         self._daemon_info = daemon_info
 
     def table(self) -> Table:
         return {
             Op.PING: Operation(lambda _call: Reply(), takes_payload=False),
-            Op.MODEL_INFO: Operation(lambda _call: json_reply(self._model.info()), takes_payload=False),
             Op.STAT: Operation(self._stat, takes_payload=False),
             Op.CHECK: Operation(self._check, takes_payload=False),
         }

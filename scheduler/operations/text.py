@@ -14,7 +14,7 @@ import trio
 from libsym.abi import TOKENIZE_SPECIAL, Op
 from libsym.channel.server import PAYLOAD_BYTES, Request
 from libsym.errors import Invalid
-from scheduler.connection.lip import MAX_LATER
+from scheduler.connection.lip import MAX_LATER, Lip
 from scheduler.connection.system_call import SystemCall
 from scheduler.operations.appending import ModelLimits
 from scheduler.operations.operation import Operation, Table
@@ -79,17 +79,21 @@ class TextModel(ModelLimits, Protocol):
         ...
 
 
+Answer = Callable[[TextModel, Request], Reply]
+
+
 class Texts:
     """Answers TOKENIZE, DETOKENIZE, CHAT_TEMPLATE, CHAT_TOKENS and VOCABULARY."""
 
-    def __init__(self, text: TextModel) -> None:
-        self._text = text
+    def __init__(self, text_of_lip: Callable[[Lip], TextModel]) -> None:
+        """`text_of_lip` returns the text of a connection's model."""
+        self._text_of = text_of_lip
         self._workers = trio.CapacityLimiter(NUM_WORKERS)
         self._limiters: WeakValueDictionary[int, trio.CapacityLimiter] = WeakValueDictionary()
         """A limiter for each uid with a text in a worker, or with a text that waits for a worker."""
 
     def table(self) -> Table:
-        def quick(answer: Callable[[Request], Reply]) -> Operation:
+        def quick(answer: Answer) -> Operation:
             return Operation(partial(self._at_once_if_short, answer), max_waiting=MAX_LATER)
 
         return {
@@ -100,50 +104,52 @@ class Texts:
             Op.VOCABULARY: Operation(self._vocabulary, takes_payload=False, max_waiting=MAX_LATER),
         }
 
-    def _at_once_if_short(
-        self, answer: Callable[[Request], Reply], call: SystemCall
-    ) -> Reply | Coroutine[Any, Any, Reply]:
+    def _at_once_if_short(self, answer: Answer, call: SystemCall) -> Reply | Coroutine[Any, Any, Reply]:
         if len(call.request.payload) <= SHORT_TEXT_BYTES:
-            return answer(call.request)
+            return answer(self._text_of(call.lip), call.request)
         return self._in_worker(answer, call)
 
-    def _in_worker(self, answer: Callable[[Request], Reply], call: SystemCall) -> Coroutine[Any, Any, Reply]:
+    def _in_worker(self, answer: Answer, call: SystemCall) -> Coroutine[Any, Any, Reply]:
         limiter = self._limiters.setdefault(call.lip.uid, trio.CapacityLimiter(1))
-        return self._one_at_a_time(limiter, answer, call.request)
+        return self._one_at_a_time(limiter, answer, self._text_of(call.lip), call.request)
 
     async def _one_at_a_time(
-        self, limiter: trio.CapacityLimiter, answer: Callable[[Request], Reply], request: Request
+        self, limiter: trio.CapacityLimiter, answer: Answer, text: TextModel, request: Request
     ) -> Reply:
         async with limiter:
-            return await trio.to_thread.run_sync(answer, request, limiter=self._workers)
+            return await trio.to_thread.run_sync(answer, text, request, limiter=self._workers)
 
-    def _tokenize(self, request: Request) -> Reply:
-        return _packed(self._text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL)))
+    @staticmethod
+    def _tokenize(text: TextModel, request: Request) -> Reply:
+        return _packed(text.encode(text_of(request), special=bool(request.flags & TOKENIZE_SPECIAL)))
 
-    def _detokenize(self, request: Request) -> Reply:
+    @staticmethod
+    def _detokenize(text: TextModel, request: Request) -> Reply:
         if len(request.payload) % 4:
             raise Invalid("detokenize() takes 32-bit token ids")
         tokens = np.frombuffer(request.payload, np.int32)
-        check_range("token", tokens, self._text.vocab_size, "the vocabulary")
-        return Reply((), self._text.decode(array("i", request.payload)).encode())
+        check_range("token", tokens, text.vocab_size, "the vocabulary")
+        return Reply((), text.decode(array("i", request.payload)).encode())
 
-    def _chat_template(self, request: Request) -> Reply:
+    @staticmethod
+    def _chat_template(text: TextModel, request: Request) -> Reply:
         form = _chat_form(request)
-        text = self._text.chat_template(
+        chat = text.chat_template(
             form["messages"],
             form.get("tools"),
             add_generation_prompt=bool(form.get("add_generation_prompt", True)),
             variables=form.get("variables") or {},
         )
         try:
-            return Reply((), text.encode())
+            return Reply((), chat.encode())
         except UnicodeEncodeError:
             raise Invalid("chat_template(): the messages have half a surrogate pair in them, no Unicode text") from None
 
-    def _chat_tokens(self, request: Request) -> Reply:
+    @staticmethod
+    def _chat_tokens(text: TextModel, request: Request) -> Reply:
         """Tokenize a chat in a worker, because the template may run several times."""
         form = _chat_form(request)
-        tokens = self._text.chat_tokens(
+        tokens = text.chat_tokens(
             form["messages"],
             form.get("tools"),
             add_generation_prompt=bool(form.get("add_generation_prompt", True)),
@@ -154,11 +160,11 @@ class Texts:
         return _packed(tokens)
 
     def _vocabulary(self, call: SystemCall) -> Coroutine[Any, Any, Reply]:
-        return trio.to_thread.run_sync(self._window, call.request.args[0])
+        return trio.to_thread.run_sync(self._window, self._text_of(call.lip).token_texts, call.request.args[0])
 
-    def _window(self, first: int) -> Reply:
+    @staticmethod
+    def _window(texts: Sequence[bytes], first: int) -> Reply:
         """Return the bytes of the tokens from `first` on, for as many tokens as fit a message."""
-        texts = self._text.token_texts
         if not 0 <= first < len(texts):
             raise Invalid(f"token {first} is out of range: the vocabulary has 0 to {len(texts) - 1}")
         lengths = np.fromiter(map(len, texts[first:]), np.uint32)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -76,9 +77,13 @@ class Control:
 
     # Facts
 
-    def model(self) -> str:
-        """Return the facts of the model as lines of `key: value`."""
-        info = self._text.info()
+    def models(self) -> list[bytes]:
+        """Return the names of the served models, as names of files."""
+        return [os.fsencode(each.name.replace("/", "_")) for each in self._gate.models]
+
+    def model(self, number: int) -> str:
+        """Return the facts of a model as lines of `key: value`."""
+        info = self._gate.models.numbered(number).text.info()
         facts = {
             "name": info["name"],
             "architecture": info["architecture"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import logging
 import os
@@ -20,19 +19,13 @@ from typing import Any
 
 import trio
 
-from decoder.checkpoints.weights import Weights
-from decoder.cpu.backend import choose_isa
-from decoder.cpu.precision import choose_precision
-from decoder.image_facts import Facts
 from decoder.memory import available_memory_bytes
-from decoder.model import Model, load_model
 from kvfs.control.directory import ControlTree
 from kvfs.durable.journal import Journal
 from kvfs.durable.keeper import Keeper
 from kvfs.durable.slot_file import slot_bytes_of
 from kvfs.durable.state import State
 from kvfs.durable.state_lock import locked_by_daemon
-from kvfs.durable.superblock import newest_superblocks
 from kvfs.durable.watched import WatchedJournal
 from kvfs.fs import FileSystem
 from kvfs.mount.session import serve_mount
@@ -48,6 +41,7 @@ from scheduler.batch.cost_model import CostModel
 from scheduler.doors.gate import Gate
 from scheduler.doors.launchers import Launchers
 from scheduler.doors.listener import Listener
+from scheduler.operations.models import Models
 from scheduler.programs.admission import Admission
 from scheduler.programs.registry import Programs
 from scheduler.programs.watch import ProgramWatch
@@ -56,14 +50,12 @@ from scheduler.status.held import HeldTimes
 from scheduler.status.metrics_port import MetricsPort
 from scheduler.wire.peer_socket import Threads
 from symphony.daemon.alone import Alone, peering_of
-from symphony.daemon.backends import Backend, build_backend
 from symphony.daemon.ending import Ending
 from symphony.daemon.logs import set_up_log
-from symphony.daemon.model_text import LoadedText
+from symphony.daemon.models import DaemonModel, build_model
 from symphony.daemon.reloading import Apply, Reloading, Source
 from symphony.daemon.sockets import Sockets
 from symphony.daemon.tier_policy import TierPolicy
-from symphony.daemon.weights_loading import WeightsLoading
 from symphony.service.activation import activated
 from symphony.service.mounting import HelpersMount
 from symphony.service.notify import Notifier
@@ -96,9 +88,8 @@ class House:
     """All parts of a daemon, wired to each other."""
 
     config: Config
-    model: Model
-    backend: Backend
-    weights: WeightsLoading
+    models: tuple[DaemonModel, ...]
+    """The models that the daemon serves, in the order of their arenas. The first one is the default."""
     fs: FileSystem
     keeper: Keeper
     batches: BatchScheduler
@@ -119,7 +110,12 @@ class House:
 
     def status(self) -> str:
         """Return a one-line status for the service manager."""
-        return f"{self.model.name} on {self.config.mount}, weights {self.weights.info()['weights']}"
+        return f"{self.model.name} on {self.config.mount}, weights {self.model.weights.info()['weights']}"
+
+    @property
+    def model(self) -> DaemonModel:
+        """The default model."""
+        return self.models[0]
 
 
 USERS_PART = 4
@@ -133,18 +129,10 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
 
     The file system is built before the layers that it calls, so it gets lambdas that return these layers.
     """
-    model, asked = load_model(config.model), config
-    if config.precision == "auto":
-        identities = [block.facts.identity for block in newest_superblocks(config.state / "slots")]
-        precision, why = choose_precision(model, choose_isa(), identities)
-        log.info("precision %s: %s", precision, why)
-        config = replace(config, precision=precision)
-    backend = build_backend(config, model)
-    arena = backend.arena
-    weights = WeightsLoading(backend, model.weights)  # owns the weights alone, so it can free them
-    model = dataclasses.replace(model, weights=Weights({}))
+    served, asked = build_model(config), config
+    model, backend, facts = served.model, served.backend, served.facts
+    config, arena = replace(config, precision=served.precision), backend.arena
     exempt = frozenset({0, os.geteuid()})
-    facts = Facts(model, arena, config.precision)
     state = State(config.state)
     kept = state.load()
     restored = kept.num_slots(state.identity_of(facts, kept))
@@ -189,10 +177,10 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     )
     programs = Programs(Admission(config.programs, config.starts), state.directory / "programs.json", batches.forget)
     watch = ProgramWatch(programs, batches.sync, batches.stop)
-    text = LoadedText(model, arena, backend.description, str(config.mount))
     began_s = time.monotonic()
     peering = peering_of(config, fs, kept.uuid, batches)
-    gate = Gate(fs, batches, text, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.others)
+    models = Models({served.name: served.text})
+    gate = Gate(fs, batches, models, programs, lambda: daemon_info(house, time.monotonic() - began_s), peering.others)
     threads = Threads()
     listener = Listener(gate, model.config.vocab_size, exempt, threads)
     hidden = [config.state, config.socket, programs_socket(config.socket)]
@@ -200,7 +188,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
     for_sandboxes = {"mount": str(config.mount.absolute()), "hidden": [str(path.absolute()) for path in hidden]}
     launchers = Launchers(programs, listener.adopt, exempt, for_sandboxes, threads, batches.sync)
     held = HeldTimes()
-    shown = Control(fs, batches, gate, programs, text, held, peering.metrics)
+    shown = Control(fs, batches, gate, programs, served.text, held, peering.metrics)
     helper = None if config.mount_helper is None else HelpersMount(config.mount_helper)
     policy = TierPolicy(fs.volume.pager.departures, config.policy)
     changes = _changes(fs, keeper, batches, programs, ending, own_bytes)
@@ -209,9 +197,7 @@ def build(config: Config, source: Source, ending: Ending, notifier: Notifier) ->
         changes[key](config)
     house = House(
         config=config,
-        model=model,
-        backend=backend,
-        weights=weights,
+        models=(served,),
         fs=fs,
         keeper=keeper,
         batches=batches,
@@ -321,8 +307,8 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
         "pid": os.getpid(),
         "uptime_s": round(uptime_s, 3),
         "model": house.model.name,
-        "precision": house.config.precision,
-        **house.weights.info(),
+        "precision": house.model.precision,
+        **house.model.weights.info(),
         "weights_cache": None if house.config.weights_cache is None else str(house.config.weights_cache),
         "mount": str(house.config.mount),
         "socket": str(house.config.socket),
@@ -343,7 +329,7 @@ def daemon_info(house: House, uptime_s: float) -> dict[str, Any]:
             kind: {"median_error": round(error, 4), "steps": count}
             for kind, (error, count) in house.batches.cost.errors().items()
         },
-        **house.backend.statistics(),
+        **house.model.backend.statistics(),
         "held": house.held.info(),
         "disk": asdict(house.keeper.statistics()),
         "tiers": {**house.policy.info(), **asdict(house.fs.volume.pager.statistics())},
@@ -421,7 +407,8 @@ async def _serve_until(
                     nursery.cancel_scope.cancel()
     finally:
         house.keeper.close()
-        house.weights.close()
+        for model in house.models:
+            model.weights.close()
         with trio.move_on_after(ending.left_s):
             await house.batches.close()
             await house.watch.close()
@@ -429,9 +416,9 @@ async def _serve_until(
 
 
 async def _load_weights(house: House, notifier: Notifier) -> None:
-    await house.weights.run(house.batches)
+    await house.model.weights.run(house.batches)
     notifier.status(house.status())
-    await house.weights.keep()
+    await house.model.weights.keep()
 
 
 def _allow_many_descriptors() -> None:

@@ -63,7 +63,8 @@ class Config:
 
     # fmt: off
     model: str = _setting("smollm2", kinds.MODEL,
-        text="The model: smollm2, tiny (for tests), a .gguf file, or the directory of a Hugging Face checkpoint")
+        text="The model: smollm2, tiny (for tests), a .gguf file, or the directory of a Hugging Face checkpoint; "
+        "NAME=MODEL gives it a name")
     precision: str = _setting("bf16", text("P", *dict.fromkeys((*KV_DTYPE, *GPU_PRECISIONS, "auto"))),
         text="Precision of the arithmetic: float32, bf16, int8, int4, auto; on a GPU float32, bf16, float16")
     threads: int | None = _setting(None, whole("at least 1", 1), "the cores that the daemon may use", 2,

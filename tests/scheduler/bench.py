@@ -31,6 +31,7 @@ from scheduler.batch.generation import GenerateCall
 from scheduler.batch.policy import StepLimits
 from scheduler.connection.lip import Lip
 from scheduler.doors.gate import Gate
+from scheduler.operations.models import Models
 from scheduler.programs import program as programs
 from scheduler.programs.registry import Programs
 from scheduler.programs.used import Used
@@ -83,7 +84,7 @@ class Bench:
 
     @cached_property
     def gate(self) -> Gate:
-        return Gate(self.fs, self.batches, self.text, self.programs, dict)
+        return Gate(self.fs, self.batches, Models({"tiny": self.text}), self.programs, dict)
 
     def lip(self, uid: int = 0) -> Any:
         """A program whose channel keeps what it is answered."""

@@ -69,7 +69,7 @@ class Standing(Bench):
 
     def ask(self, request):
         config: Any = self.model.config
-        Predicting(self.batches, Limited(config)).pred(SystemCall(self.program, request))
+        Predicting(self.batches, lambda _file: Limited(config)).pred(SystemCall(self.program, request))
 
     def ring(self, handle, number, token):
         """The next token by the ring, without a doorbell."""

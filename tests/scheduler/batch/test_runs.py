@@ -34,7 +34,8 @@ class Runs(Standing):
         self.steps.hold()
         self.batches = BatchScheduler(self.fs, self.steps, 2048, VOCAB_SIZE, native=self.steps.native)
         config: Any = self.model.config
-        self.predicting = Predicting(self.batches, Limited(config))
+        limited = Limited(config)
+        self.predicting = Predicting(self.batches, lambda _file: limited)
 
     def close(self):
         if not self.is_closed:

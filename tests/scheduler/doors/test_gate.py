@@ -20,6 +20,7 @@ from scheduler.connection.under_way import MAX_CONNECTION_BYTES, MAX_USER_BYTES
 from scheduler.doors.gate import FILES_A_TURN
 from scheduler.operations.claims import PATIENCE_S
 from scheduler.operations.fetching import NO_PEERS
+from scheduler.operations.models import Models
 from scheduler.operations.registry import all_operations
 from scheduler.operations.text import AT_ONCE, Texts
 from tests.kvfs.fakes import commit_all
@@ -99,7 +100,8 @@ def quick(bench):
 
 def test_every_system_call_has_exactly_one_operation(bench):
     """Two for one are refused as the table is made."""
-    assert all_operations(bench.fs, bench.batches, bench.text, bench.programs, dict, NO_PEERS).by_op.keys() == set(Op)
+    models = Models({"tiny": bench.text})
+    assert all_operations(bench.fs, bench.batches, models, bench.programs, dict, NO_PEERS).by_op.keys() == set(Op)
 
 
 # ---- claims
@@ -227,7 +229,7 @@ async def test_one_program_can_not_fill_the_daemon_with_calls_that_wait(bench):
 
 
 NO_PAYLOAD = [Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_SYNC, Op.KV_READ, Op.KV_LOCK, Op.KV_UNLOCK, Op.CANCEL, Op.PING]
-NO_PAYLOAD += [Op.GETRUSAGE, Op.VOCABULARY, Op.MODEL_INFO, Op.STAT, Op.CHECK]
+NO_PAYLOAD += [Op.GETRUSAGE, Op.VOCABULARY, Op.STAT, Op.CHECK]
 
 
 async def test_a_payload_that_an_operation_has_no_use_for_is_refused(bench):
@@ -350,7 +352,7 @@ def test_no_call_converts_many_tokens_of_a_reply(monkeypatch):
         return asarray(tokens, kind)
 
     model: Any = SimpleNamespace(encode=lambda text, **_how: list(range(len(text))))
-    tokenize: Any = Texts(model).table()[Op.TOKENIZE].begin
+    tokenize: Any = Texts(lambda _lip: model).table()[Op.TOKENIZE].begin
     request = Request(Op.TOKENIZE, 0, 1, 0, (0, 0, 0, 0), b"x" * 100_000)
     monkeypatch.setattr(np, "asarray", noted)
     call: Any = SimpleNamespace(request=request, lip=SimpleNamespace(uid=0))

@@ -88,6 +88,16 @@ REFUSED = [
     ),
     (Op.KV_CREATE, 0, NOTHING, b"a.kv", errno.EEXIST, "a.kv"),
     (Op.KV_CREATE, 0, NOTHING, b".symphony", errno.EPERM, "symphony"),
+    *(
+        (op, 0, NOTHING, payload, errno.EINVAL, "there is no model")
+        for op, payload in (
+            (Op.KV_CREATE, b"new.kv\0large"),
+            (Op.KV_CREATE, b"\0\x1b[31m\xff"),
+            (Op.MODEL_INFO, b"large"),
+            (Op.USE_MODEL, b""),
+            (Op.USE_MODEL, b"TINY"),
+        )
+    ),
     (Op.KV_OPEN, 0, (0, 0), b".symphony/text/a.kv", errno.ENOENT, "symphony"),
     (Op.KV_STAT, 0, (0, 0), b".symphony", errno.ENOENT, "symphony"),
     (Op.KV_RENAME, 0, (0, 0), b'["a.kv", ".symphony"]', errno.EPERM, "symphony"),
