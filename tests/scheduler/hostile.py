@@ -186,6 +186,8 @@ def calls_of_others() -> None:
         with suppress(SymError):
             chat(messages, tools=[])
     sym.model_info()
+    sym.model_info("tiny")
+    sym.kv_create(model="tiny").close()
     sym.getrusage()
     for data in ("text", b"bytes", {"json": [1]}):
         sym.send(sym.getpid(), data)

@@ -20,7 +20,7 @@ from tests.scheduler import hostile
 from tests.scheduler.hostile import Fuzzer, recorded_frames
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts/fuzz"
-NO_PAYLOAD = {Op.STAT, Op.CHECK, Op.SCRUB, Op.TRACE, Op.PING, Op.KV_PRESSURE, Op.CANCEL, Op.CONFINE}
+NO_PAYLOAD = {Op.STAT, Op.CHECK, Op.SCRUB, Op.TRACE, Op.PING, Op.KV_PRESSURE, Op.CANCEL, Op.CONFINE, Op.USE_MODEL}
 """Not recorded: libsym sends nothing with these, or not by itself. `scripts/fuzz/frames.py` has them."""
 
 
