@@ -22,11 +22,11 @@ HUNG_S = 60
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(available()), reason=available())]
 
 HELD_BUILD = """
-import symphony.daemon.daemon
+import symphony.daemon.models
 def load_model(name):
     print("symphony: is building", flush=True)
     threading.Event().wait()
-symphony.daemon.daemon.load_model = load_model
+symphony.daemon.models.load_model = load_model
 """
 HUNG_STEP = """
 import symphony.daemon.backends as backends

@@ -35,16 +35,16 @@ class Stuck:
 backends._load_cpu = lambda *words: backends.Loaded(Stuck(load(*words).decoder))
 """
 SLOWLY = """
-import symphony.daemon.daemon
+import symphony.daemon.models
 
-load_model = symphony.daemon.daemon.load_model
+load_model = symphony.daemon.models.load_model
 
 def when_told(name):
     print("symphony: is building", flush=True)
     sys.stdin.readline()
     return load_model(name)
 
-symphony.daemon.daemon.load_model = when_told
+symphony.daemon.models.load_model = when_told
 """
 ONE_STEP = "kv = sym.kv_create(); sym.pred(kv, [1, 2, 3]); print(len(kv))"
 
