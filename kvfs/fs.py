@@ -301,13 +301,13 @@ class FileSystem:
             )
         return file
 
-    def kv_create_claimed(self, creds: Credentials, claim: Claim, mode: int) -> OpenKv:
+    def kv_create_claimed(self, creds: Credentials, claim: Claim, mode: int, arena: int = RUNNING) -> OpenKv:
         """Make an anonymous file, charged to the account that its claimed name implies. Closing the file releases the
         claim.
         """
         _check_mode(mode)
         payer = self._payer(creds, claim.place)
-        file = self._create(creds, None, mode, self._new, payer)
+        file = self._create(creds, None, mode, partial(self._new, arena=arena), payer)
         file.claim = claim
         return file
 

@@ -86,7 +86,8 @@ class TextWriter:
         self.has_begun = False
         self.num_bytes = 0
         """Bytes of text that the writer has accepted so far."""
-        self._max_pending = _SHRINKAGE * int(files.token_lengths.max()) * fs.volume.model.max_positions
+        self._max_positions = fs.volume.model_of(handle.content).max_positions
+        self._max_pending = _SHRINKAGE * int(files.token_lengths.max()) * self._max_positions
         self._lock = trio.Lock()
         self._is_torn = False
         """Whether a write was interrupted, and the program has not repeated that write since."""
@@ -225,7 +226,7 @@ class TextWriter:
         except SymError as error:
             raise self._failure(error) from None
         self._require_good()  # a batch may have failed meanwhile
-        room = self._fs.volume.model.max_positions - self._handle.table.next_position - self._prefill.num_queued
+        room = self._max_positions - self._handle.table.next_position - self._prefill.num_queued
         if len(tokens) > room:
             raise self._failure(self._too_long())
         if tokens:
@@ -299,8 +300,9 @@ class TextWriter:
         return content.cuts == self._cuts and content.table.length == self._first + num_tokens
 
     def _too_long(self) -> SymError:
-        limit = self._fs.volume.model.max_positions
-        return SymError(f"{self._name}: the text is too long: the model's context has {limit} tokens", errno.EFBIG)
+        return SymError(
+            f"{self._name}: the text is too long: the model's context has {self._max_positions} tokens", errno.EFBIG
+        )
 
     @property
     def _name(self) -> str:

@@ -89,7 +89,7 @@ class Claiming:
                 if not isinstance(found, Claim):
                     return opened(self._fs, lip, found)
                 if found.key == claim.key:
-                    file = self._fs.kv_create_claimed(lip.credentials, claim, mode)
+                    file = self._fs.kv_create_claimed(lip.credentials, claim, mode, lip.model)
                     self._give(call, file)
                     return None
             finally:
