@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,8 @@ def test_a_connection_to_a_model_gives_its_texts_and_files_and_an_unknown_name_l
     ):
         with pytest.raises(sym.Invalid, match=r"^there is no model 'small' here: this daemon serves chat$"):
             ask()
-    for name in ("", "a\0b", 7):
+    wrong: list[Any] = ["", "a\0b", 7]
+    for name in wrong:
         with pytest.raises(sym.Invalid, match="give the name of a model"):
             sym.connection(model=name)
     assert not (chat.mount / "c.kv").exists()

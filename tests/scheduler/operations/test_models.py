@@ -42,7 +42,7 @@ def answer(table, lip, op, payload=b"", args=(0, 0, 0, 0)):
 def test_a_connection_uses_the_first_model_until_it_chooses_another(models, tmp_path):
     bench = Bench(tmp_path)
     lip, other = bench.lip(), bench.lip()
-    table = Choosing(models).table() | Texts(lambda each: models.of_lip(each).text).table()
+    table = {**Choosing(models).table(), **Texts(lambda each: models.of_lip(each).text).table()}
     assert answer(table, lip, Op.TOKENIZE, b"a").payload == (7).to_bytes(4, "little")
     answer(table, lip, Op.USE_MODEL, b"small")
     assert answer(table, lip, Op.TOKENIZE, b"a").payload == (9).to_bytes(4, "little")
