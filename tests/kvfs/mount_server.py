@@ -153,10 +153,11 @@ class Server:
 
     def break_model(self) -> None:
         """Plant a defect: from now on asking for the model's name hits an exception that nobody foresaw."""
-        self._model, self.fs.volume.model = self.fs.volume.model, Defect()
+        image_format = self.fs.volume.image_format
+        self._facts, image_format.facts = image_format.facts, Defect()
 
     def mend_model(self) -> None:
-        self.fs.volume.model = self._model
+        self.fs.volume.image_format.facts = self._facts
 
     def clear(self, directory: Inode | None = None) -> None:
         """Remove every name: sooner than through the mount."""
