@@ -374,6 +374,9 @@ class Journal(Changes):
         names. A directory beyond these limits is found through the operation that made it, if the index lacks that
         operation.
 
+        An operation that takes a name from a wanted inode, or from a directory above it, includes the operations on the
+        directory of that name, because until its commit a crash leaves the inode in that directory.
+
         If a directory is gone, becomes a domain or stops being one, operations on the names in it are included, so that
         no name is left in the directory. An operation on one name of a file includes the operations on its other names.
         Otherwise the file could be lost with an old name.
@@ -382,6 +385,7 @@ class Journal(Changes):
         """For each visited inode, how many levels the inode lies above the inode at which the search began."""
         get, seen = self._directories().get, set[_Thing]()
         chosen: dict[int, NameChange] = {}
+        above = {*wanted, *self.directories_above(wanted)}
         waiting: list[_Thing] = [(inode,) for inode in wanted if inode.is_directory]
 
         def meet(inode: Inode | None, height: int = 0) -> None:
@@ -414,6 +418,8 @@ class Journal(Changes):
                     meet(put.before)
                     if put.after is not None:
                         meet(put.after)
+                        meet(put.directory)
+                    elif put.before in above and not is_gone(put.directory):
                         meet(put.directory)
         return [chosen[number] for number in sorted(chosen)]
 

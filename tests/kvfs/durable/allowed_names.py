@@ -45,6 +45,7 @@ class NamesThatAreThere:
         self._moves = {(each.moment, put.after) for each in whole for put in each.puts}
         """Pairs of a moment and the inode that got a name then."""
         self._syncs = [each for each in syncs if each.begun <= now]
+        self._above = {sync: self._promised_above(sync) for sync in self._syncs}
         self._chains: dict[Key, list[Operation]] = {}
         """Operations on each name, in order."""
         self._directories: dict[int, set[int]] = {}
@@ -73,7 +74,7 @@ class NamesThatAreThere:
             if sync.is_over(self._now) and (sync.number is None or sync.promises(sync.number)):
                 for operation in self._operations:
                     if self._is_promised(operation, sync):
-                        self._has_happened(operation, f"{sync} returned 0", is_promised=True)
+                        self._has_happened(operation, f"{sync} returned 0", sync)
         taken_along = self._taken_along() if self._is_ordered else set(self._operations)
         first = 0
         while strange := [
@@ -131,20 +132,22 @@ class NamesThatAreThere:
                 value = None  # the two were exchanged
             yield value
 
-    def _has_happened(self, operation: Operation, why: str, *, is_promised: bool = False) -> None:
-        if operation in self._because and (operation in self._durable or not is_promised):
+    def _has_happened(self, operation: Operation, why: str, sync: Sync | None = None) -> None:
+        """Mark an operation as happened. `sync`: the sync that has promised it."""
+        if operation in self._because and (operation in self._durable or sync is None):
             return
         self._because.setdefault(operation, why)
-        if is_promised:
+        if sync is not None:
             self._durable.add(operation)
             for put in operation.puts:
-                place = self._chains[put.key].index(operation) + 1
-                self._floors[put.key] = max(place, self._floors.get(put.key, 0))
+                if put.after not in sync.unnamed & self.gone:  # else the journal had forgotten the name
+                    place = self._chains[put.key].index(operation) + 1
+                    self._floors[put.key] = max(place, self._floors.get(put.key, 0))
         for each in self._operations:
             if each is operation:
                 break
             if self._depends(operation, each):
-                self._has_happened(each, f"{operation} depends on it, and {why}", is_promised=is_promised)
+                self._has_happened(each, f"{operation} depends on it, and {why}", sync)
         for put in operation.puts:
             self._reach(put.key, self._chains[put.key].index(operation) + 1, f"{operation} has happened, for {why}")
 
@@ -216,14 +219,24 @@ class NamesThatAreThere:
     def _is_promised(self, operation: Operation, sync: Sync) -> bool:
         is_given = all(put.before is None for put in operation.puts)
         is_left_out = is_given and operation.inodes <= sync.unnamed & self.gone
-        return operation.moment <= sync.begun and not is_left_out and _is_about(operation, sync)
+        return operation.moment <= sync.begun and not is_left_out and self._is_about(operation, sync)
 
+    def _is_about(self, operation: Operation, sync: Sync) -> bool:
+        """Whether an operation is part of what is called a file, its names, or the names in a directory."""
+        if sync.number is None or operation.inodes & {sync.number, *self._above[sync]}:
+            return True
+        return any(put.key[0] == sync.number for put in operation.puts)
 
-def _is_about(operation: Operation, sync: Sync) -> bool:
-    """Whether an operation is part of what is called a file, its names, or the names in a directory."""
-    if sync.number is None or operation.inodes & {sync.number, *sync.above}:
-        return True
-    return any(put.key[0] == sync.number for put in operation.puts)
+    def _promised_above(self, sync: Sync) -> set[int]:
+        """Return the directories whose names a sync has promised: those that the file lay in, unless it left them
+        before the sync returned, and is found elsewhere.
+        """
+        above, waiting = set[int](), [sync.number]
+        while waiting:
+            parents = {directory for (directory, _), child in self._found.items() if child in waiting}
+            waiting = [*parents - above]
+            above |= parents
+        return set(sync.above & (sync.above_at_end | above))
 
 
 def _shown(key: Key) -> str:

@@ -90,6 +90,8 @@ class Sync:
     begun: int
     above: frozenset[int] = frozenset()
     """The directories that it lay in."""
+    above_at_end: frozenset[int] = frozenset()
+    """The directories that it lay in when the sync returned 0."""
     ended: int | None = None
     """Moment at which the sync returned 0."""
     named: frozenset[int] = frozenset()

@@ -110,6 +110,7 @@ class Model:
         self._tick()
         named = self._named()
         sync.ended, sync.named, sync.unnamed = self.moment, was_named & named, was_named - named
+        sync.above_at_end = frozenset(self._above(number))
 
     def note_full_disk(self) -> None:
         """The disk says that it is full, from now on."""

@@ -36,6 +36,19 @@ async def test_a_directory_that_is_gone_depends_on_the_removals_of_the_names_in_
         assert [change.puts[0].key[1] for change in journal.closure([house.tree.root])] == [b"b.kv", b"a"]
 
 
+async def test_a_sync_waits_for_the_new_name_of_a_directory_that_its_file_has_left_only_in_memory(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal, file = house.keeper._journal, house.create("far.kv").inode
+        house.fs.kv_mkdir(ROOT, "old", 0o700)
+        house.fs.kv_rename(ROOT, "far.kv", "old/file.kv")
+        journal.take(list(journal.operations.values()), journal.dirty.copy())
+        house.fs.kv_rename(ROOT, "old", "new")
+        number = journal.number
+        house.fs.kv_rename(ROOT, "new/file.kv", "file.kv")
+        assert journal.concerns(file, number), "a crash would leave old/file.kv"
+        assert journal.closure([file]) == [*journal.operations.values()]
+
+
 async def test_a_file_that_is_gone_leaves_the_journal_and_a_sync_waits_for_what_took_its_name(tmp_path):
     async with running(House(tmp_path)) as house:
         journal, root = house.keeper._journal, house.tree.root
