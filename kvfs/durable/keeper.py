@@ -306,7 +306,7 @@ class Keeper:
         or until no older operation is left.
 
         Files that hold up the oldest operations are written. If such a file can't be written, other operations overtake
-        the operation that it holds up.
+        the operation that it holds up. A file that has changed before the cut is written once more.
         """
         journal, is_apart, mark = self._journal, False, self._journal.num_passes
         await self._settle()
@@ -317,14 +317,12 @@ class Keeper:
                     await self._write_or_make_room(each)
                 except SymError as failure:
                     error = failure
-            is_apart = is_apart or error is not None
-            if await self._commit_first(number, is_apart=is_apart):
+            is_apart = is_apart or error is not None or bool(journal.left_out)
+            if await self._commit(lambda: len(self._committed), is_slice=True, is_apart=is_apart):
                 is_apart, mark = False, journal.num_passes
             elif is_apart and self._has_looked(mark):
                 self._require_written()
                 raise error or self.jobs.late()
-            else:
-                is_apart = True
 
     async def _settle(self) -> None:
         """Have the journal forget files that no longer exist."""
@@ -644,23 +642,17 @@ class Keeper:
         """Commit all removals made until now, and wait until their blocks are free in the file system."""
         journal, number = self._journal, self._journal.number
         mark, last_pass = journal.num_passes, journal.last_dirty_pass
+
+        def num_kept() -> int:
+            return sum(change.number <= number for change in self._committed)
+
         while (
-            await self._commit_first(number, OTHERS_A_CUT, is_apart=True)
+            await self._commit(num_kept, others=OTHERS_A_CUT, is_slice=True, is_apart=True)
             or not self._has_looked(mark)
             or journal.num_dirty_passes < last_pass
         ):
             pass
         await self.jobs.idle()
-
-    async def _commit_first(self, number: int, others: int = 0, *, is_apart: bool) -> bool:
-        """Commit a slice of the oldest operations. Return whether the commit had an operation up to the change
-        `number`.
-        """
-
-        def num_kept() -> int:
-            return sum(change.number <= number for change in self._committed)
-
-        return bool(await self._commit(num_kept, others=others, is_slice=True, is_apart=is_apart))
 
     def _has_looked(self, mark: int) -> bool:
         """Whether commits have looked at all operations since `journal.num_passes` was `mark`."""

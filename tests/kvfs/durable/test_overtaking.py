@@ -3,9 +3,11 @@
 import threading
 from typing import Self
 
+import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from kvfs.durable.cut import Cut, Cutter
 from kvfs.durable.index import Rows
 from tests.kvfs.durable.house import ROOT, House, running
 
@@ -84,3 +86,29 @@ async def test_a_sync_waits_for_the_commit_that_has_what_it_is_about(tmp_path):
                 gate.let_pass()
                 await gate.wait_reached()
                 assert not is_over.is_set(), "the commit that has the new name is under way"
+
+
+async def test_a_sync_of_many_operations_lets_none_overtake_a_file_that_changes_before_the_cut(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    take, committed, changes = Cutter.take, list[bytes](), [1, 2, 3]
+    async with running(House(tmp_path, a_cut=(2, 3))) as house:
+        file = house.create("old.kv", range(5))
+        await house.keeper.sync_all()
+        house.fs.kv_rename(ROOT, "old.kv", "new.kv")
+        house.make_plain("unsynced")
+        for depth in range(1, 6):
+            house.fs.kv_mkdir(ROOT, "/".join("d" * depth), 0o700)
+
+        def changed(cutter: Cutter, *arguments: object, **named: object) -> Cut:
+            if changes:
+                house.fs.kv_truncate(file, 0)
+                house.append(file, [changes.pop()] * 5)
+            cut = take(cutter, *arguments, **named)  # type: ignore[arg-type]
+            committed.extend(put.key[1] for change in cut.changes for put in change.puts)
+            return cut
+
+        monkeypatch.setattr(Cutter, "take", changed)
+        await house.sync("d/d/d/d/d")
+        assert not changes
+        assert committed.index(b"new.kv") < committed.index(b"unsynced")
