@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvfs.durable.index import Rows
-from kvfs.durable.journal import Journal, NameChange, entries_needed, is_gone
+from kvfs.durable.journal import Journal, NameChange, entries_needed, is_awaited, is_gone
 from kvfs.durable.records import (
     ENTRY_BYTES,
     SlotRecord,
@@ -136,9 +136,9 @@ class Cutter:
 
     def is_ready(self, put: NamePut) -> bool:
         """Return whether a put may be committed: its file can be written, and the entries that the file had at the time
-        of the put are on disk.
+        of the put are on disk. The first sync of a new plain file is over.
         """
-        if put.after in self._journal.left_out:
+        if put.after in self._journal.left_out or is_awaited(put.after):
             return False
         needed = entries_needed(put)
         if not needed:
@@ -148,17 +148,18 @@ class Cutter:
         assert isinstance(kv, KvFile)
         return self.durable_length(kv) >= needed
 
-    def unready(self, changes: Iterable[NameChange]) -> list[KvFile]:
-        """Return the files whose entries hold up these operations."""
+    def unready(self, changes: Iterable[NameChange]) -> list[KvFile | PlainFile]:
+        """Return the files whose entries or bytes hold up these operations."""
         puts = [put for change in changes for put in change.puts if not self.is_ready(put)]
-        return [put.after.content for put in puts if put.after is not None and isinstance(put.after.content, KvFile)]
+        contents = [put.after.content for put in puts if put.after is not None]
+        return [each for each in contents if isinstance(each, KvFile | PlainFile)]
 
     def _are_ready(self, changes: Iterable[NameChange]) -> bool:
         return all(self.is_ready(put) for change in changes for put in change.puts)
 
-    def holding_up(self, inode: Inode) -> list[KvFile]:
-        """Return files whose entries must be on disk before all names of an inode can be committed. If many files hold
-        up the inode, return some of them.
+    def holding_up(self, inode: Inode) -> list[KvFile | PlainFile]:
+        """Return files whose entries or bytes must be on disk before all names of an inode can be committed. If many
+        files hold up the inode, return some of them.
         """
         first = {change.number for change in self._journal.prefix(self.is_ready, self._journal.a_cut)}
         return self.unready(self._journal.closure([inode], first, self._journal.a_slice))
@@ -219,12 +220,13 @@ class Cutter:
         touched = self._take_names(cut)
         dirty = self._journal.dirty
         bounded = {put.after for change in cut.changes for put in change.puts if put.is_of_domain}
-        others = self._journal.others(lambda each: is_gone(each) or self._gains(cut, each), num_others)
+        others = self._journal.others(lambda each: self._gains(cut, each), num_others)
         gone = [each for each in others if is_gone(each)]
         written = [
             inode
             for inode in dict.fromkeys([*touched, *wanted, *self._journal.directories_above(wanted), *others])
             if inode not in left_out
+            and not is_awaited(inode)
             and self._is_named(cut, inode)
             and (inode in dirty or inode in bounded or not self._known(inode).num_names)
         ]
@@ -341,9 +343,13 @@ class Cutter:
         return known is not None and (bool(known.num_names) or inode.parent is inode)
 
     def _gains(self, cut: Cut, inode: Inode) -> bool:
-        """Whether a commit of a dirty inode would add anything to the index. On a full disk many dirty inodes only wait
-        until their entries are on disk.
+        """Whether a commit of a dirty inode would add anything to the index, or would forget the inode. On a
+        full disk many dirty inodes only wait until their entries are on disk.
         """
+        if is_awaited(inode):
+            return False  # nor is it forgotten without a name, because the write-back has to free the memory
+        if is_gone(inode):
+            return True
         if inode not in self._journal.waiting:
             return self._is_named(cut, inode)
         content, known = inode.content, self._known(inode)
@@ -477,8 +483,9 @@ class Cutter:
         content, known = inode.content, self.known.get(inode.number)
         if content is None or not inode.names:
             return True
-        if isinstance(content, PlainFile):
-            return content.is_synced(extent)
+        if isinstance(content, PlainFile):  # its backing file may have been made after the cut
+            is_named = known is not None and known.backing == content.number
+            return content.is_synced(extent) and (is_named or not content.exists)
         return known is not None and known.kv is content and known.length >= min(extent, content.table.length)
 
     def failed(self, cut: Cut) -> list[tuple[int, IntArray]]:

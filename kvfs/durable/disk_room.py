@@ -1,4 +1,5 @@
 """Disk room: limits the bytes of attributes and symbolic links, so that the state's file system keeps room for commits.
+Bytes of plain files that have no backing file yet get the rest of the room as their limit.
 
 Without room for a commit the index could not record removals, so no room would ever become free. Each commit starts a
 job that measures the free bytes. Until the next measurement, the growth of all bytes outside of pages is subtracted.
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from kvfs.durable.disk_jobs import DiskJobs, Job
+from kvfs.names.disk import Unwritten
 from libsym.errors import NoSpace
 
 log = logging.getLogger(__name__)
@@ -24,12 +26,16 @@ RESERVE_BYTES = 32 << 20
 many bytes in the index's log, and as many again in the index.
 """
 
+UNWRITTEN_BYTES = 64 << 20
+"""The most bytes of plain files without a backing file. When half of them are used, the write-back begins early."""
+
 
 class DiskRoom:
     """Free bytes of a file system, as a job last measured them. Only `_look` runs outside the trio thread."""
 
-    def __init__(self, directory: Path, jobs: DiskJobs, other_bytes: Callable[[], int]) -> None:
+    def __init__(self, directory: Path, jobs: DiskJobs, other_bytes: Callable[[], int], unwritten: Unwritten) -> None:
         """`other_bytes` returns the number of bytes outside of pages, including bytes that are not committed yet."""
+        self._unwritten = unwritten
         self._directory = directory
         self._jobs = jobs
         self._other_bytes = other_bytes
@@ -68,4 +74,6 @@ class DiskRoom:
             self._jobs.start(partial(self._look, other_bytes), looked)
 
     def _look(self, other_bytes: int) -> None:
-        self._seen = shutil.disk_usage(self._directory).free, other_bytes
+        free = shutil.disk_usage(self._directory).free
+        self._seen = free, other_bytes
+        self._unwritten.most_bytes = max(0, min(free - RESERVE_BYTES, UNWRITTEN_BYTES))

@@ -3,8 +3,9 @@ differ from their rows.
 
 A commit takes changes (`prefix`, `closure`), and gives them back if it fails. The oldest operations are taken first, so
 that a crash leaves a state that the tree once had. An operation that gives a name to a file waits until the entries
-that the file had at that moment are on disk. Later operations wait behind it. Only a sync overtakes them: its commit
-takes all operations that its inode depends on. So an fsync never waits for the bytes of another file.
+that the file had at that moment are on disk, or until the first sync of a new plain file is over. Later operations wait
+behind it. Only a sync overtakes them: its commit takes all operations that its inode depends on. So an fsync never
+waits for the bytes of another file.
 
 A file without names is gone, and its entries will never be on disk. So its names are removed from the operations that
 gave them (`settle`). Until the operation that removed such a name is committed, the name in the index leads to the same
@@ -29,6 +30,7 @@ from typing import Any, Protocol, TypeAlias
 from kvfs.base.bell import Bell
 from kvfs.names.content import KvFile
 from kvfs.names.inode import OWN_NAME, SOME_NAMES, Changes, Inode, NamePut
+from kvfs.names.plain import PlainFile
 from kvfs.pages.accounts import AccountLimits
 
 OPERATIONS_A_CUT = 32
@@ -238,8 +240,9 @@ class Journal(Changes):
         """Return ready operations, at most `most`, that depend only on ready operations.
 
         On a full disk, a removal must be committed even if an older operation names a file that does not fit. Otherwise
-        no room would become free. So a file that can't be written holds up only operations that depend on it. One call
-        looks at LOOKED_AT operations, and the next call continues after them.
+        no room would become free. So a file that can't be written holds up only operations that depend on it. A plain
+        file that awaits its first sync is not overtaken: the list ends before its operation. One call looks at
+        LOOKED_AT operations, and the next call continues after them.
         """
         taken: list[NameChange] = []
         is_new = False
@@ -250,11 +253,15 @@ class Journal(Changes):
                 self._pass, self._held, is_new = [*reversed(self.operations)], _Held(), True
             if len(taken) >= most or not self._pass:
                 break
-            change = self.operations.get(self._pass.pop())
+            change = self.operations.get(self._pass[-1])
+            is_held = change is not None and (self._held.holds(change) or self.waits(change))
+            if change is not None and not is_held and any(is_awaited(put.after) for put in change.puts):
+                break
+            self._pass.pop()
             self.num_passes += not self._pass
             if change is None:
                 continue
-            if self._held.holds(change) or not all(map(is_ready, change.puts)):
+            if is_held or not all(map(is_ready, change.puts)):
                 self._held.add(change)
             else:
                 taken.append(change)
@@ -579,6 +586,11 @@ class _Held:
 def is_gone(inode: Inode) -> bool:
     """Whether the inode has lost its last name."""
     return not inode.names and inode.parent is not inode
+
+
+def is_awaited(inode: Inode | None) -> bool:
+    """Whether names of an inode wait for the first sync of its bytes."""
+    return inode is not None and isinstance(inode.content, PlainFile) and inode.content.is_awaited
 
 
 def entries_needed(put: NamePut) -> int:

@@ -20,7 +20,7 @@ import errno
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, repeat
@@ -44,7 +44,7 @@ from kvfs.durable.sums import Summer
 from kvfs.durable.superblock import sync_directory
 from kvfs.names.content import Content, KvFile
 from kvfs.names.inode import Inode
-from kvfs.names.plain import PlainFile
+from kvfs.names.plain import PlainFile, sync_all
 from kvfs.names.tree import ROOT_NUMBER
 from kvfs.pages.free_list import IntArray
 from kvfs.volume.storage import Reading, StorageStatistics
@@ -63,6 +63,8 @@ GIVE_BACK_BYTES = 64 << 20
 """A commit begins when the slots freed since the last commit have more bytes than this. The commit returns the bytes to
 the file system.
 """
+SMALL_BYTES = 256 << 10
+"""Plain files up to this size are synced several in a job. Larger files have a deadline each."""
 LOOK_S = 0.5
 """Time between two checks of how many bytes are dirty."""
 AGAIN_S = 5.0
@@ -177,7 +179,7 @@ class Keeper:
         if self.damage:
             log.error("%s", self.damage)
         self._disk_limit_bytes = disk_limit_bytes
-        self._disk_room = DiskRoom(state.directory, self.jobs, self._other_bytes)
+        self._disk_room = DiskRoom(state.directory, self.jobs, self._other_bytes, volume.disk.unwritten)
         self.pages_out = PagesOut(volume, self._files[own], self.slots[own], self.jobs, self.require_room)
         self._expiring, self._pinned, self._backing = restored.expiring, restored.pinned, restored.backing
         contents = [inode.content for inode in volume.tree]
@@ -295,7 +297,8 @@ class Keeper:
         self._cutter.try_again((inode,))
         while True:
             await self._shorten(inode, number)
-            for each in (inode.content, *self._cutter.holding_up(inode)):
+            await self._write_or_make_room(inode.content)
+            for each in await self._end_first_syncs(self._cutter.holding_up(inode)):
                 await self._write_or_make_room(each)
             if not await self._commit(num_left, (inode,)):
                 return
@@ -312,7 +315,8 @@ class Keeper:
         await self._settle()
         while journal.has_operation(number) and journal.is_long(inode):
             error: SymError | None = None
-            for each in (*self._cutter.unready(journal.first_operations()), *self._cutter.holding_up(inode)):
+            unready = [*self._cutter.unready(journal.first_operations()), *self._cutter.holding_up(inode)]
+            for each in await self._end_first_syncs(unready):
                 try:
                     await self._write_or_make_room(each)
                 except SymError as failure:
@@ -586,7 +590,8 @@ class Keeper:
                 self._journal.bell.ring()
 
     def _is_much_dirty(self) -> bool:
-        return self.is_behind or self._dirty_bytes() > WRITE_BACK_BYTES
+        is_much = self._volume.disk.unwritten.are_many or self._dirty_bytes() > WRITE_BACK_BYTES
+        return is_much or self.is_behind
 
     def _dirty_bytes(self) -> int:
         """Return the bytes of pages that lack slots, in the few files that have been dirty longest."""
@@ -598,18 +603,44 @@ class Keeper:
         """Write some dirty files' bytes to disk, so that the next commit can take the files. Return the first error, or
         None.
         """
-        first_error: SymError | None = None
         contents = [inode.content for inode in self._journal.first_dirty(OTHERS_A_CUT)]
         waiting = self._cutter.unready(self._journal.first_operations())
         inherited = [self._inherited.popleft() for _ in range(min(len(self._inherited), OTHERS_A_CUT))]
-        for content in dict.fromkeys([*contents, *waiting, *inherited]):
+        distinct = dict.fromkeys([*contents, *waiting, *inherited])
+        errors = await self._write_small(distinct)
+        for content in distinct:
+            if content not in errors:
+                try:
+                    await self._write(content)
+                except SymError as error:
+                    errors[content] = error
+        self._inherited += [each for each in inherited if each in errors and not each.sync_failed]
+        return next(iter(errors.values()), None)
+
+    async def _end_first_syncs(self, holding_up: list[KvFile | PlainFile]) -> list[KvFile]:
+        """Sync the plain files that hold up operations. A file that the disk refuses holds up no operation after that.
+        Return the KV files. Raise the error if the disk does not answer.
+        """
+        for content, error in (await self._write_small(holding_up)).items():
+            if isinstance(content, PlainFile) and content.is_awaited:
+                raise error
+        return [each for each in holding_up if isinstance(each, KvFile)]
+
+    async def _write_small(self, contents: Iterable[Content | None]) -> dict[Content | None, SymError]:
+        """Sync the small plain files among the contents, several in a job. Return the errors of those that failed."""
+        plain = dict.fromkeys(each for each in contents if isinstance(each, PlainFile))
+        small = [each for each in plain if each.is_dirty and each.size <= SMALL_BYTES]
+        errors = dict[Content | None, SymError]()
+        for first in range(0, len(small), OTHERS_A_CUT):
+            some = small[first : first + OTHERS_A_CUT]
             try:
-                await self._write(content)
-            except SymError as error:
-                first_error = first_error or error
-                if content in inherited and not content.sync_failed:
-                    self._inherited.append(content)
-        return first_error
+                failed = await self.jobs.do(partial(sync_all, some))
+            except Exception as error:  # noqa: BLE001 - as in `_write`
+                failed = dict.fromkeys(some, as_ours(error))
+            for content, ours in failed.items():
+                self._failed(ours)
+                errors[content] = ours
+        return errors
 
     async def _write(self, content: Content | None) -> None:
         """Write the bytes of a file to the disk."""
@@ -642,16 +673,15 @@ class Keeper:
         """Commit all removals made until now, and wait until their blocks are free in the file system."""
         journal, number = self._journal, self._journal.number
         mark, last_pass = journal.num_passes, journal.last_dirty_pass
+        is_over = False
 
         def num_kept() -> int:
             return sum(change.number <= number for change in self._committed)
 
-        while (
-            await self._commit(num_kept, others=OTHERS_A_CUT, is_slice=True, is_apart=True)
-            or not self._has_looked(mark)
-            or journal.num_dirty_passes < last_pass
-        ):
-            pass
+        while not is_over:
+            await self._end_first_syncs(self._cutter.unready(journal.first_operations()))
+            has_some = await self._commit(num_kept, others=OTHERS_A_CUT, is_slice=True, is_apart=True)
+            is_over = not has_some and self._has_looked(mark) and journal.num_dirty_passes >= last_pass
         await self.jobs.idle()
 
     def _has_looked(self, mark: int) -> bool:

@@ -275,8 +275,9 @@ class OpenFiles:
         content = file.inode.content  # None if this was the last reference to the file
         if not file.handles and isinstance(content, PlainFile):
             self._idle[content] = None
-            if len(self._idle) > MAX_IDLE:
-                self._close_idle()
+            if len(self._idle) > MAX_IDLE:  # half of them, because the thread that closes costs more than a close
+                for _ in range(MAX_IDLE // 2):
+                    self._close_idle()
 
     def _close_idle(self) -> None:
         content = next(iter(self._idle))

@@ -1,4 +1,4 @@
-"""The bytes of a plain file. They are in a backing file, which is made at the first write.
+"""The bytes of a plain file. They are in a backing file, which a worker makes. Until then a small file is in memory.
 
 The size is kept in memory, so `stat` needs no system call. Methods that may wait for the disk are for workers:
 `read_at`, `read_into`, `write_at`, `resize`, `allocate`, `sync`. All other methods belong to the owner's thread, and
@@ -9,6 +9,11 @@ If the disk hangs, a call of a worker may never return. Then the owner does not 
 other change begin before the call has ended (`kvfs.mount.disk_work`). Until the end of the call, the file has its old
 size, or the smaller size if the call cuts the file. After the call, `size` is right again. So an abandoned call never
 overwrites bytes that were written later, and bytes that it wrote beyond the size are never shown.
+
+A new file of up to UNWRITTEN_BYTES needs no worker before its first sync: the worker of the sync makes the backing file
+and writes the bytes. A change meanwhile needs a worker, too, which waits for the first worker. Names wait for the end
+of this one sync (`is_awaited`). If the disk refuses the bytes, they stay in memory for later syncs, and each further
+change needs a worker, as in a large file.
 """
 
 from __future__ import annotations
@@ -18,19 +23,22 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias
 
-from kvfs.names.disk import NOT_OFFERED, Disk
+from kvfs.names.disk import NOT_OFFERED, OPENS_NOT_OFFERED, Disk
 from kvfs.names.gaps import UnfilledRanges
 from kvfs.names.removals import Descriptor, Removals
-from kvfs.names.sums import EXTENT_BYTES, Sums, Verified, num_extents, sum_of
+from kvfs.names.sums import Sums, Verified, compare
 from libsym.errors import SymError
 
 log = logging.getLogger(__name__)
+
+UNWRITTEN_BYTES = 64 << 10
+"""The largest file without a backing file. Each write copies the whole file, which takes a few microseconds."""
 
 _ASKED_FOR = frozenset({errno.EFBIG, errno.EINVAL, errno.EOPNOTSUPP})
 """Errors that the request causes, not the disk."""
@@ -77,7 +85,6 @@ class PlainFile:
         "_directory",
         "_disk",
         "_doubtful",
-        "_exists",
         "_file",
         "_inherited_bytes",
         "_lock",
@@ -87,11 +94,13 @@ class PlainFile:
         "_remove",
         "_synced",
         "_syncing",
+        "_unwritten",
         "changes",
         "charged",
         "gaps",
         "is_gone",
         "is_lost",
+        "is_tried",
         "size",
         "sums",
     )
@@ -137,8 +146,12 @@ class PlainFile:
         self._doubtful = _NOTHING
         """Range of the bytes that a failed sync may have lost: see `sync`."""
         self._file: Descriptor | None = None
-        self._exists = False
-        """Whether a backing file may exist."""
+        self._unwritten: bytes | None = b""
+        """All bytes of a file that has no backing file; None: there is a backing file. `_lock` guards changes."""
+        self.is_tried = False
+        """Whether a first sync is over, or a worker has changed the file. From then on no more bytes are held in
+        memory, and names do not wait for a sync.
+        """
         self._inherited_bytes: int | None = None
         """Size of a file from an earlier daemon, until the backing file is cut to this size; else None."""
         self.is_gone = False
@@ -167,8 +180,7 @@ class PlainFile:
         """
         file = cls(directory, name, disk=disk, removals=removals, remove=remove)
         file.size = file._inherited_bytes = size
-        file._synced = -1
-        file._exists = True
+        file._unwritten, file.is_tried = None, True
         file._synced = _NEVER
         return file
 
@@ -187,7 +199,13 @@ class PlainFile:
 
     @property
     def exists(self) -> bool:
-        return self._exists
+        """Whether there is a backing file."""
+        return self._unwritten is None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether names have to wait for the first sync of the bytes. They wait once in the life of a file."""
+        return not self.is_tried and bool(self.size)
 
     @property
     def path(self) -> Path:
@@ -200,7 +218,9 @@ class PlainFile:
         wanted = min(size, self.size - offset)
         if wanted <= 0:
             return b""
-        file = self._file
+        if (unwritten := self._unwritten) is not None:
+            return memoryview(unwritten)[offset : offset + wanted]
+        file = self._opened_nowait()
         if file is None or not self._disk.nowait.reads:
             return None
         room = bytearray(wanted)
@@ -212,29 +232,56 @@ class PlainFile:
             elif error.errno != errno.EAGAIN:
                 raise self._failed("read", error) from error
             return None
+        self._disk.nowait.is_local = True
         return memoryview(room) if count == wanted else None  # else the rest is only on disk, or does not exist
+
+    def verified_nowait(self, start: int, stop: int) -> Verified | None:
+        """Read as `verified` does if all bytes are in memory; else return None."""
+        wanted = self.sums.expected_in(start, stop)
+        data = self.read_nowait(start, stop - start)
+        return None if data is None else compare(memoryview(data), start, wanted)
+
+    @property
+    def writes_nowait(self) -> bool:
+        """Whether `write_nowait` may write."""
+        return not self.exists or self._disk.nowait.writes
 
     def write_nowait(self, offset: int, data: bytes | memoryview) -> int:
         """Write as much of the beginning of `data` as is possible without waiting. Return the number of bytes."""
-        file = self._file
-        if file is None or not self._disk.nowait.writes:
-            return 0
-        doubtful = self._doubtful
+        doubtful, nowait = self._doubtful, self._disk.nowait
         self.changes += 1
         try:
-            written = self._disk.pwritev(file.number, [data], offset, os.RWF_NOWAIT)
+            if not self.exists:
+                written = self._hold(offset, data)
+            elif nowait.writes and (file := self._opened_nowait()) is not None:
+                written = self._disk.pwritev(file.number, [data], offset, os.RWF_NOWAIT)
+            else:
+                return 0
         except OSError as error:
             if error.errno in NOT_OFFERED:
-                self._disk.nowait.writes = False
+                nowait.writes = False
             elif error.errno != errno.EAGAIN:
                 raise self._failed("write", error) from error
             return 0
         finally:
             self.changes += 1
-        self._filled(offset, offset + written)
-        self._written(doubtful, offset, offset + written)
-        self.sums.wrote(offset, memoryview(data)[:written])
+        if written:
+            self._filled(offset, offset + written)
+            self._written(doubtful, offset, offset + written)
+            self.sums.wrote(offset, memoryview(data)[:written])
         return written
+
+    def _hold(self, offset: int, data: bytes | memoryview) -> int:
+        """Put all of `data` into the bytes that have no backing file, if there is room. Return the number of bytes."""
+        stop = offset + len(data)
+        with self._lock:
+            old = self._unwritten
+            if old is None or self.is_tried or self.is_gone or stop > UNWRITTEN_BYTES or self._opening.locked():
+                return 0
+            if not self._disk.unwritten.takes(len(old), max(len(old), stop)):
+                return 0
+            self._unwritten = b"".join((old[:offset].ljust(offset, b"\0"), data, old[stop:]))
+        return len(data)
 
     def close(self) -> None:
         """Drop the descriptor. The next access opens the backing file again."""
@@ -248,7 +295,10 @@ class PlainFile:
         with self._lock:
             self.is_gone = True
             file, self._file = self._file, None
-        if self._exists:
+            if self._unwritten is not None:
+                self._disk.unwritten.takes(len(self._unwritten), 0)
+                self._unwritten = b""
+        if self.exists:
             self._remove(self.path, file)
 
     # Methods for workers
@@ -272,6 +322,8 @@ class PlainFile:
         """Read into `room` as `preadv(2)` does. Return the number of bytes."""
         if offset >= self.size:
             return 0
+        if (unwritten := self._unwritten) is not None:
+            return len(_copied(unwritten, offset, room))
         try:
             file = self._opened()
             return self._disk.preadv(file.number, [room], offset, 0)
@@ -280,16 +332,8 @@ class PlainFile:
 
     def verified(self, start: int, room: memoryview) -> Verified:
         """Fill `room` with bytes from `start` on. Compare each extent that begins in these bytes with its sum."""
-        first, stop = num_extents(start), num_extents(start + len(room))
-        wanted = [(each, self.sums.expected(each)) for each in range(first, stop)]
-        found = Verified(self._pread(start, room[: max(0, self.size - start)]), [], [])
-        for extent, expected in wanted:
-            begin = extent * EXTENT_BYTES - start
-            piece = found.data[begin : begin + expected.num_bytes]
-            if expected.value:
-                is_good = len(piece) == expected.num_bytes and sum_of(piece) == expected.value
-                (found.good if is_good else found.damaged).append((extent, expected))
-        return found
+        wanted = self.sums.expected_in(start, start + len(room))
+        return compare(self._pread(start, room[: max(0, self.size - start)]), start, wanted)
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data`, or raise."""
@@ -343,32 +387,60 @@ class PlainFile:
         self._grown(offset + size)
         self.gaps.grown(before, offset + size)
 
-    def sync(self) -> None:
+    def sync(self, opened: Descriptor | None = None) -> None:
         """Sync as `fdatasync(2)` does: when this method returns, all bytes written before are on disk. Raise SymError
         on failure.
 
         A commit syncs the directory with the name of a new backing file. A failed sync leaves all bytes of the file in
         doubt, because Linux marks pages as clean that it could not write, and the next fdatasync would succeed. So each
         later sync fails until all bytes have been written again, from the first to the last, or cut off.
+
+        `opened`: the result of `begin_writing`.
         """
         with self._syncing:
             seen = self.changes
             if self._doubtful:
                 message = f"backing file {self.path} could not be synced, and was not written anew since"
                 raise SymError(message, errno.EIO)
-            if self._exists and seen != self._synced:
+            if self._unwritten != b"" and seen != self._synced:  # one look, because a worker may make the backing file
                 try:
-                    file = self._opened(keep=False)
-                except OSError as error:
-                    if self.is_gone:
-                        return
-                    raise self._failed("sync", error) from error
-                try:
-                    self._disk.fdatasync(file.number)
-                except OSError as error:
-                    self._doubtful = range(self.size)
-                    raise self._failed("sync", error) from error
+                    self._sync_now(opened)
+                finally:
+                    self.is_tried = True
             self._synced = seen
+
+    def _sync_now(self, opened: Descriptor | None) -> None:
+        try:
+            file = opened or self._opened(keep=False)
+        except OSError as error:
+            if self.is_gone:
+                return
+            raise self._failed("sync", error) from error
+        try:
+            self._disk.fdatasync(file.number)
+        except OSError as error:
+            self._doubtful = range(self.size)
+            raise self._failed("sync", error) from error
+
+    def begin_writing(self) -> Descriptor | None:
+        """Begin to write the bytes to the disk, so that a later `sync` takes less time. Return the descriptor; None:
+        there is none, and `sync` finds out the reason. Raise SymError if the disk does not take the bytes, because the
+        system may not report this to `sync`.
+        """
+        try:
+            file = self._opened(keep=False) if self._unwritten != b"" else None
+        except OSError as error:
+            log.debug("can't open %s: %s", self.path, error.strerror)
+            return None
+        if file is not None:
+            with self._syncing:
+                try:
+                    self._disk.begin_writing(file.number)
+                except OSError as error:
+                    if error.errno not in NOT_OFFERED:
+                        self._doubtful, self.is_tried = range(self.size), True
+                        raise self._failed("sync", error) from error
+        return file
 
     @property
     def is_dirty(self) -> bool:
@@ -390,6 +462,8 @@ class PlainFile:
         """Fill `room` as far as the file has bytes. A file that was removed meanwhile has no bytes."""
         if not room:
             return room
+        if (unwritten := self._unwritten) is not None:
+            return _copied(unwritten, offset, room)
         try:
             file = self._opened(keep=keep)
             return room[: self._disk.pread(file.number, [room], offset)]
@@ -433,24 +507,60 @@ class PlainFile:
                 return self._file
             if self.is_gone:
                 raise _removed()
-            was_there, self._exists = self._exists, True
-            try:
-                made = Descriptor(self._removals, self.path, os.O_RDWR | (0 if was_there and self.size else os.O_CREAT))
-            except OSError:
-                self._exists = was_there
-                raise
+            if not self.exists:
+                return self._made(keep=keep)
+            made = self._descriptor(0 if self.size else os.O_CREAT)
             if self._inherited_bytes is not None:
                 if self._disk.size(made.number) > self._inherited_bytes:
                     self._disk.ftruncate(made.number, self._inherited_bytes)
                 self._inherited_bytes = None
+            return self._kept(made) if keep else made
+
+    def _opened_nowait(self) -> Descriptor | None:
+        """Return the descriptor as `_opened` does if that needs no wait; else return None."""
+        nowait = self._disk.nowait
+        may_open = nowait.is_local and nowait.opens and self.exists and self._inherited_bytes is None
+        if self._file is not None or not may_open:
+            return self._file
+        try:
+            return self._kept(Descriptor(self._removals, self._disk.open_nowait(self.path)))
+        except OSError as error:
+            nowait.opens = error.errno not in OPENS_NOT_OFFERED
+            return None  # a worker finds out the reason
+
+    def _descriptor(self, flags: int) -> Descriptor:
+        return Descriptor(self._removals, self._disk.open(self.path, os.O_RDWR | flags))
+
+    def _kept(self, made: Descriptor) -> Descriptor:
+        """Keep a descriptor for later calls."""
+        with self._lock:
+            if self.is_gone:
+                raise _removed()
+            self._file = made
+        return made
+
+    def _made(self, *, keep: bool) -> Descriptor:
+        """Make the backing file, and write the bytes that are in memory. Then they leave memory."""
+        made = self._descriptor(os.O_CREAT)
+        try:
             with self._lock:
-                if not self.is_gone:
-                    self._file = made if keep else self._file
-                    return made
-        if not was_there:  # this thread made the backing file around the time of the removal
-            with suppress(FileNotFoundError):
+                unwritten = self._unwritten  # only `discard` replaces it while `_opening` is locked
+            assert unwritten is not None
+            offset = 0
+            while offset < len(unwritten):
+                offset += self._disk.pwritev(made.number, [memoryview(unwritten)[offset:]], offset, 0)
+            with self._lock:
+                if self.is_gone:
+                    raise _removed()
+                self._disk.unwritten.takes(len(unwritten), 0)
+                self._unwritten = None
+                self._file = made if keep else None
+                self.is_tried = self.is_tried or keep  # else a sync is under way
+        except OSError:
+            with suppress(OSError):  # the next worker makes it again
                 self._disk.unlink(self.path)
-        raise _removed()
+            raise
+        return made
 
     def _failed(self, verb: str, error: OSError) -> SymError:
         code = errno.EIO if error.errno == errno.ENOENT else error.errno  # programs know no backing files
@@ -464,3 +574,28 @@ class PlainFile:
 
 def _removed() -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, "it was removed")
+
+
+def _copied(unwritten: bytes, offset: int, room: memoryview) -> memoryview:
+    """Copy bytes from `offset` on into `room`. Return the filled part of `room`."""
+    found = memoryview(unwritten)[offset : offset + len(room)]
+    room[: len(found)] = found
+    return room[: len(found)]
+
+
+def sync_all(files: Iterable[PlainFile]) -> dict[PlainFile, SymError]:
+    """Sync files as `PlainFile.sync` does. Return the errors of the files that failed. Files whose writing begins
+    together share commits of the file system's journal.
+    """
+    errors, opened = dict[PlainFile, SymError](), dict[PlainFile, Descriptor | None]()
+    for each in files:
+        try:
+            opened[each] = each.begin_writing()
+        except SymError as error:
+            errors[each] = error
+    for each, descriptor in opened.items():
+        try:
+            each.sync(descriptor)
+        except SymError as error:
+            errors[each] = error
+    return errors

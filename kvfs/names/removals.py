@@ -34,12 +34,12 @@ class Descriptor:
 
     __slots__ = ("_removals", "number")
 
-    def __init__(self, removals: Removals, path: Path, flags: int) -> None:
+    def __init__(self, removals: Removals, number: int) -> None:
         self._removals = removals
-        self.number = removals.disk.open(path, flags)
+        self.number = number
 
     def __del__(self) -> None:
-        if hasattr(self, "number") and not sys.is_finalizing():  # at exit no thread can start
+        if not sys.is_finalizing():  # at exit no thread can start
             self._removals.close(self.number)
 
 

@@ -56,6 +56,18 @@ class Verified(NamedTuple):
     damaged: list[tuple[int, Expected]]
 
 
+def compare(data: memoryview, start: int, wanted: list[tuple[int, Expected]]) -> Verified:
+    """Compare extents with their sums. `data`: the bytes of the file from `start` on."""
+    found = Verified(data, [], [])
+    for extent, expected in wanted:
+        begin = extent * EXTENT_BYTES - start
+        piece = data[begin : begin + expected.num_bytes]
+        if expected.value:
+            is_good = len(piece) == expected.num_bytes and sum_of(piece) == expected.value
+            (found.good if is_good else found.damaged).append((extent, expected))
+    return found
+
+
 class TakenSums(NamedTuple):
     """Sums that a commit is to put into the index."""
 
@@ -133,6 +145,10 @@ class Sums:
             return Expected(0, UNCHECKED)
         num_bytes = min(EXTENT_BYTES, self.size - extent * EXTENT_BYTES)
         return Expected(num_bytes, kept[extent] or self._spare.get(extent, UNCHECKED))
+
+    def expected_in(self, start: int, stop: int) -> list[tuple[int, Expected]]:
+        """Return what is expected of the extents that begin in these bytes."""
+        return [(each, self.expected(each)) for each in range(num_extents(start), num_extents(stop))]
 
     def is_verified(self, start: int, stop: int) -> bool:
         """Whether bytes need no verification, because their extents have no sums or were verified before."""

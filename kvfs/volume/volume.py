@@ -239,7 +239,9 @@ class Volume:
             raise Invalid(f"{self.tree.path_of(inode)} is not a regular file")
         if size == 0:
             if not isinstance(content, PlainFile) or content.size or content.changes or content.is_lost:
-                self._replace(inode, self._plain(inode))
+                empty = self._plain(inode)
+                empty.is_tried = True  # else names could wait for ever, one sync for each time the file is emptied
+                self._replace(inode, empty)
         else:
             assert isinstance(content, KvFile), "a plain file's bytes are cut by a worker: see kvfs.mount.disk_work"
             num_entries = self.format_of(content).entries_for(size)

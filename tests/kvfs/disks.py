@@ -10,7 +10,10 @@ from typing import Any
 
 from kvfs.names.disk import DISK_DEADLINE_S, Disk
 
-CALLS = ("open", "close", "pread", "preadv", "pwritev", "ftruncate", "allocate", "fdatasync", "unlink")
+CALLS = (
+    *("open", "open_nowait", "close", "pread", "preadv", "pwritev", "ftruncate", "allocate", "begin_writing"),
+    *("fdatasync", "unlink"),
+)
 
 
 class TroubledDisk:
@@ -54,7 +57,7 @@ class TroubledDisk:
     def _through(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *rest: Any) -> Any:
             what = first.name if isinstance(first, Path) else self._paths[first]
-            is_nowait = name in {"preadv", "pwritev"} and rest[-1] & os.RWF_NOWAIT
+            is_nowait = name == "open_nowait" or (name in {"preadv", "pwritev"} and rest[-1] & os.RWF_NOWAIT)
             assert is_nowait or self._owner is not threading.current_thread(), f"{name} may hang the owner"
             with self._changed:
                 if self._hangs(name, what):
@@ -68,7 +71,7 @@ class TroubledDisk:
                 del self._paths[first]
             result = real(first, *rest)
             self.calls.append(name)
-            if name == "open":
+            if name in {"open", "open_nowait"}:
                 self._paths[result] = what
             return result
 

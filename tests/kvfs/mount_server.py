@@ -39,6 +39,7 @@ class Server:
         facts = facts_for(page_bytes)
         self.store = FakeStore(facts, num_pages)
         self.fs = FileSystem(PagePool(self.store), facts, backing_dir, os.getuid(), os.getgid())
+        self.fs.volume.disk.unwritten.most_bytes = 1 << 20  # as beside a storage
         self.creds = Credentials(os.getuid(), os.getgid())
         self.handles: dict[int, OpenKv] = {}
         self.busy = False

@@ -173,10 +173,16 @@ class House:
             content.sums.end()
 
     def write(self, inode: Inode, data: bytes, offset: int = 0) -> None:
-        """Bytes of a plain file, as a worker does."""
+        """Bytes of a plain file: in memory if possible, the rest as a worker does."""
         content, stop = plain_of(inode), offset + len(data)
         assert not content.sums.needs_mark(offset, stop)
-        self._change(inode, min(offset, content.size), stop, stop, lambda: content.write_at(offset, data))
+
+        def change() -> None:
+            written = content.write_nowait(offset, data)
+            if written < len(data):
+                content.write_at(offset + written, data[written:])
+
+        self._change(inode, min(offset, content.size), stop, stop, change)
 
     def cut(self, inode: Inode, size: int) -> None:
         """A plain file gets a size, as by a worker."""

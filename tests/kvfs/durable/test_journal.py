@@ -1,7 +1,7 @@
 """Dependencies of names, as the journal finds them."""
 
 from kvfs.durable.journal import Journal
-from tests.kvfs.durable.house import ROOT, House, running
+from tests.kvfs.durable.house import ROOT, House, plain_of, running
 
 
 def settle(journal: Journal) -> None:
@@ -94,3 +94,26 @@ async def test_a_file_that_went_while_a_commit_had_its_name_leaves_the_journal_w
         journal.give_back(committed, dirty)
         settle(journal)
         assert not journal.operations
+
+
+async def test_operations_that_overtake_a_file_that_can_not_be_written_wait_for_the_first_sync_of_another(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal, cutter = house.keeper._journal, house.keeper._cutter
+
+        def taken() -> list[bytes]:
+            return [put.key[1] for change in journal.apart(cutter.is_ready, 9) for put in change.puts]
+
+        house.create("kv", range(40))
+        house.fs.kv_rename(ROOT, "kv", "unready")
+        house.make_plain("first")
+        note = house.make_plain("note", b"small")
+        house.make_plain("last")
+        assert taken() == [b"kv", b"first"]
+        assert taken() == []
+        assert cutter.unready(journal.first_operations()) == [note.content]
+        plain_of(note).sync()
+        assert taken() == [b"note", b"last"]
+        house.write(house.make_plain("refused"), b"small")
+        journal.left_out[house.fs.find(ROOT, "refused")] = "an error"
+        house.make_plain("after")
+        assert taken()[-1] == b"after", "a file that is left out has no sync that an operation could wait for"

@@ -144,6 +144,25 @@ async def test_damage_behind_a_daemon_s_back_is_found_at_the_first_read(tmp_path
             await programs.read(note, 100, 10)
 
 
+async def test_small_bytes_in_memory_are_verified_without_a_worker(tmp_path):
+    def never(*_arguments: object) -> int:
+        raise AssertionError
+
+    disk = Disk(pread=never, preadv=lambda fd, rooms, offset, _flags: os.preadv(fd, rooms, offset))
+    async with running(House(tmp_path, disk=disk)) as house:
+        programs = Programs(house)
+        note = await programs.make(b"note", BYTES[:5000])
+        plain_of(note).close()
+        disk.nowait.is_local = True
+        assert await programs.read(note, 100, 1000) == BYTES[100:1100]
+        assert plain_of(note).sums.is_verified(0, 5000)
+        flip(backing(tmp_path), 5)
+        await programs.write(note, 5000, BYTES[5000:6000])
+        await programs.house.keeper.sync(note)
+        with failing(errno.EIO, "damaged on disk: /note: bytes 0 to 6000"):
+            await programs.read(note, 100, 10)
+
+
 async def test_a_file_that_is_emptied_during_its_first_read_is_not_damaged(noted):
     trouble = TroubledDisk()
     async with running(House(noted, disk=trouble.disk)) as house:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from kvfs.names.disk import Disk
+from kvfs.names.disk import Disk, Unwritten
 from kvfs.names.gaps import MAX_GAPS, UnfilledRanges
-from kvfs.names.plain import PlainFile
+from kvfs.names.plain import UNWRITTEN_BYTES, PlainFile, sync_all
 from kvfs.names.removals import Removals
 from libsym.errors import SymError
 from tests.kvfs.disks import TroubledDisk
@@ -133,7 +133,10 @@ def test_what_is_in_memory_is_read_at_once_and_nothing_else(tmp_path: Path) -> N
             raise BlockingIOError(errno.EAGAIN, "")
         return os.preadv(fd, [memoryview(rooms[0])[: present[0] - offset]], offset)
 
-    file = a_file(tmp_path, preadv=preadv)
+    def not_cached(_path: Path) -> int:
+        raise BlockingIOError(errno.EAGAIN, "")
+
+    file = a_file(tmp_path, preadv=preadv, open_nowait=not_cached)
     assert file.read_nowait(0, 10) is None, "it is not open"
     file.read_at(0, 1)
     assert file.read_nowait(0, 10_000) == WHOLE
@@ -179,6 +182,198 @@ def test_as_much_is_written_at_once_as_the_file_system_takes(tmp_path: Path) -> 
     taken[0] = 0
     assert file.write_nowait(5, b"fg") == 0
     assert file.read_at(0, 100) == b"abcde"
+
+
+# Without a backing file
+
+
+def an_unwritten_file(directory: Path, data: bytes = b"small", **calls: Callable[..., Any]) -> PlainFile:
+    """Make a file whose bytes are in memory."""
+    calls_of: Any = calls
+    disk = dataclasses.replace(Disk(), unwritten=Unwritten(), **calls_of)
+    disk.unwritten.most_bytes = 1 << 20
+    disk.nowait.is_local = True
+    file = PlainFile(directory, "1.1.plain", disk=disk)
+    assert file.write_nowait(0, data) == len(data)
+    return file
+
+
+def test_a_small_new_file_takes_no_call_of_the_disk_before_its_sync(tmp_path: Path) -> None:
+    def never(*_arguments: object) -> None:
+        raise AssertionError
+
+    file = an_unwritten_file(tmp_path, open=never, unlink=never)
+    assert file.write_nowait(10, b"more") == 4
+    assert file.write_nowait(0, b"S") == 1
+    wanted = b"Small" + bytes(5) + b"more"
+    assert file.read_nowait(0, 100) == file.read_at(0, 100) == wanted
+    room = memoryview(bytearray(100))
+    assert file.read_into(3, room) == len(wanted) - 3
+    assert room[: len(wanted) - 3] == wanted[3:]
+    assert list(file.gaps) == [range(5, 10)]
+    assert file.is_dirty
+    assert not file.exists
+    file.discard()
+    assert file.read_at(0, 100) == b""
+    assert file.write_nowait(0, b"late") == 0
+    assert file._disk.unwritten.num_bytes == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_sync_makes_the_backing_file(tmp_path: Path) -> None:
+    file = an_unwritten_file(tmp_path)
+    file.sync()
+    assert file.exists
+    assert not file.is_dirty
+    assert file.path.read_bytes() == file.read_nowait(0, 100) == b"small"
+    file.write_at(0, b"S")
+    assert file.path.read_bytes() == b"Small"
+
+
+@pytest.mark.parametrize("change", ["write_at", "resize", "allocate"])
+def test_a_change_by_a_worker_keeps_the_bytes_in_memory(tmp_path: Path, change: str) -> None:
+    file = an_unwritten_file(tmp_path)
+    arguments, wanted = {
+        "write_at": ((5, WHOLE), b"small" + WHOLE),
+        "resize": ((3,), b"sma"),
+        "allocate": ((0, 7), b"small\0\0"),
+    }[change]
+    getattr(file, change)(*arguments)
+    assert file.path.read_bytes() == file.read_at(0, 10_000) == wanted
+
+
+def test_a_change_while_the_backing_file_is_made_waits_for_a_worker(tmp_path: Path) -> None:
+    def pwritev(*arguments: Any) -> int:
+        assert file.exists or file.write_nowait(1, b"X") == 0
+        return os.pwritev(*arguments)
+
+    file = an_unwritten_file(tmp_path, pwritev=pwritev)
+    file.sync()
+    assert file.path.read_bytes() == b"small"
+    file.write_at(1, b"X")
+    assert file.path.read_bytes() == b"sXall"
+    assert file.is_dirty, "the change came after the sync had begun"
+
+
+def test_a_file_that_is_removed_while_its_backing_file_is_made_leaves_none(tmp_path: Path) -> None:
+    def pwritev(*arguments: Any) -> int:
+        file.discard()
+        return os.pwritev(*arguments)
+
+    file = an_unwritten_file(tmp_path, pwritev=pwritev)
+    file.sync()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["open", "pwritev"])
+def test_bytes_stay_in_memory_until_the_disk_takes_them(tmp_path: Path, trouble: TroubledDisk, call: str) -> None:
+    file = an_unwritten_file(tmp_path, open=trouble.disk.open, pwritev=trouble.disk.pwritev)
+    trouble.fail(call, errno.ENOSPC)
+    with pytest.raises(SymError, match="can't sync") as caught:
+        file.sync()
+    assert caught.value.errno == errno.ENOSPC
+    assert file.is_dirty
+    assert not list(tmp_path.iterdir())
+    assert file.write_nowait(0, b"S") == 0, "the program that writes more should get the error"
+    with pytest.raises(SymError, match="can't write"):
+        file.write_at(0, b"S")
+    assert file.read_at(0, 100) == b"small"
+    trouble.mend()
+    file.write_at(0, b"S")
+    file.sync()
+    assert file.path.read_bytes() == b"Small"
+
+
+@pytest.mark.parametrize("call", ["open", "pwritev", "begin_writing", "fdatasync", None])
+def test_names_wait_for_the_first_sync_of_a_new_file_whether_or_not_the_disk_takes_it(
+    tmp_path: Path, trouble: TroubledDisk, call: str | None
+) -> None:
+    def fdatasync(number: int) -> None:
+        assert file.is_awaited, "a power cut would leave zeros"
+        trouble.disk.fdatasync(number)
+
+    file = an_unwritten_file(tmp_path)
+    for each in ("open", "pwritev", "begin_writing"):
+        setattr(file._disk, each, getattr(trouble.disk, each))
+    file._disk.fdatasync = fdatasync
+    if call is not None:
+        trouble.fail(call, errno.EIO)
+    assert file.is_awaited
+    assert len(sync_all([file])) == (call is not None)
+    assert not file.is_awaited
+
+
+def test_names_wait_for_no_sync_after_a_worker_has_changed_the_file(tmp_path: Path) -> None:
+    file = an_unwritten_file(tmp_path)
+    file.write_at(5, b"more")
+    assert not file.is_awaited
+
+
+def test_bytes_without_a_backing_file_are_bounded(tmp_path: Path) -> None:
+    file = an_unwritten_file(tmp_path, b"")
+    assert file.write_nowait(0, bytes(UNWRITTEN_BYTES + 1)) == 0, "such a file is not small"
+    assert file.write_nowait(UNWRITTEN_BYTES, b"x") == 0
+    disk = dataclasses.replace(Disk(), unwritten=Unwritten())
+    disk.unwritten.most_bytes = 3 * 4096
+    files = [PlainFile(tmp_path, f"{each}.1.plain", disk=disk) for each in range(3)]
+    assert [each.write_nowait(0, bytes(5000)) for each in files] == [5000, 0, 0], "whole blocks count"
+    assert files[1].write_nowait(0, b"x") == 1
+    assert files[0].write_nowait(5000, b"x") == 1, "the block is there already"
+    files[0].discard()
+    assert files[2].write_nowait(0, bytes(5000)) == 5000
+    files[2].write_at(5000, b"x")
+    assert files[1].write_nowait(0, bytes(8192)) == 8192
+    files[1].discard()
+    assert disk.unwritten.num_bytes == 0
+
+
+def test_files_that_are_synced_together_fail_alone(tmp_path: Path, trouble: TroubledDisk) -> None:
+    files = [PlainFile(tmp_path, f"{each}.1.plain", disk=trouble.disk) for each in range(3)]
+    for file in files:
+        file.write_at(0, WHOLE)
+    trouble.disk.fdatasync = lambda number: (
+        failing(errno.EIO)() if Path(f"/proc/self/fd/{number}").readlink() == files[1].path else None
+    )
+    errors = sync_all(files)
+    assert [(file, error.errno) for file, error in errors.items()] == [(files[1], errno.EIO)]
+    assert [file.is_dirty for file in files] == [False, True, False]
+    assert trouble.calls.count("begin_writing") == 3
+
+
+@pytest.mark.parametrize("is_offered", [True, False])
+def test_a_file_is_opened_at_once_where_a_read_was_possible_at_once(tmp_path: Path, *, is_offered: bool) -> None:
+    opened = list[Path]()
+
+    def preadv(fd: int, rooms: list[memoryview], offset: int, flags: int) -> int:
+        if flags and not is_offered:
+            raise OSError(errno.EOPNOTSUPP, "")
+        return os.preadv(fd, rooms, offset)
+
+    def open_nowait(path: Path) -> int:
+        opened.append(path)
+        return os.open(path, os.O_RDWR)
+
+    file = a_file(tmp_path, preadv=preadv, open_nowait=open_nowait)
+    assert file.read_nowait(0, 10) is None, "nothing is known of the file system"
+    file.read_at(0, 10)
+    assert (file.read_nowait(0, 10) == WHOLE[:10]) == is_offered
+    file.close()
+    assert (file.read_nowait(0, 10) == WHOLE[:10]) == is_offered
+    assert opened == [file.path] * is_offered
+
+
+@pytest.mark.parametrize("call", ["begin_writing", "fdatasync"])
+def test_bytes_that_the_disk_has_refused_are_in_doubt_even_if_it_takes_the_next(
+    tmp_path: Path, trouble: TroubledDisk, call: str
+) -> None:
+    file = PlainFile(tmp_path, "1.1.plain", disk=trouble.disk)
+    file.write_at(0, WHOLE)
+    trouble.fail(call, errno.ENOSPC)
+    assert sync_all([file])[file].errno == errno.ENOSPC
+    trouble.mend()
+    assert sync_all([file])[file].errno == errno.EIO
+    file.write_at(0, WHOLE)
+    assert sync_all([file]) == {}
 
 
 # Removed
@@ -375,7 +570,7 @@ def test_an_open_file_does_not_hold_up_the_end_of_its_process(tmp_path: Path) ->
     program = f"""
 import sys
 from pathlib import Path
-from kvfs.names.plain import PlainFile
+from kvfs.names.plain import UNWRITTEN_BYTES, PlainFile, sync_all
 sys.kept = PlainFile(Path({str(tmp_path)!r}), "1.1.plain")
 sys.kept.write_at(0, b"kept")
 """
