@@ -128,8 +128,10 @@ class NamesThatAreThere:
         while value in self.gone and place > self._floors.get(key, 0):
             place -= 1
             value = self._value(key, place)
-            if (self._chains[key][place].moment, value) in self._moves:
-                value = None  # the two were exchanged
+            if (self._chains[key][place].moment, value) in self._moves:  # the two were exchanged
+                if value in self.gone:
+                    yield value  # the journal may have forgotten the other half first
+                value = None
             yield value
 
     def _has_happened(self, operation: Operation, why: str, sync: Sync | None = None) -> None:

@@ -1,6 +1,7 @@
 """Dependencies of names, as the journal finds them."""
 
 from kvfs.durable.journal import Journal
+from kvfs.names.tree import RENAME_EXCHANGE
 from tests.kvfs.durable.house import ROOT, House, plain_of, running
 
 
@@ -81,6 +82,22 @@ async def test_a_file_that_got_its_name_back_from_one_that_is_gone_leaves_the_jo
         house.fs.kv_remove(ROOT, "a.kv")
         settle(journal)
         assert not journal.operations
+
+
+async def test_of_two_exchanged_files_that_are_gone_the_first_leaves_the_others_name_as_it_was(tmp_path):
+    async with running(House(tmp_path)) as house:
+        journal, root = house.keeper._journal, house.tree.root
+        one = house.create("e.kv", [1]).inode
+        house.create("g.kv", [2])
+        journal.take(list(journal.operations.values()), [])
+        house.tree.rename(root, b"e.kv", root, b"g.kv", RENAME_EXCHANGE)
+        house.create("b.kv", [3])
+        house.fs.kv_rename(ROOT, "b.kv", "g.kv")
+        settle(journal)
+        house.fs.kv_remove(ROOT, "e.kv")
+        settle(journal)
+        puts = {put.key[1]: put for change in journal.operations.values() for put in change.puts}
+        assert (puts[b"e.kv"].before, puts[b"e.kv"].after) == (one, None)
 
 
 async def test_a_file_that_went_while_a_commit_had_its_name_leaves_the_journal_when_that_has_failed(tmp_path):
