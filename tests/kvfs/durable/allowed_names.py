@@ -42,6 +42,8 @@ class NamesThatAreThere:
         """Files that no name leads to any more, in the end: nothing depends on what their names were."""
         self.gone -= {*last.values(), *directories}
         self._operations = [part for each in whole for part in self._parts(each)]
+        self._last = {inode: each.moment for each in whole for inode in each.inodes}
+        """Moment of the last operation on each inode."""
         self._moves = {(each.moment, put.after) for each in whole for put in each.puts}
         """Pairs of a moment and the inode that got a name then."""
         self._syncs = [each for each in syncs if each.begun <= now]
@@ -142,7 +144,7 @@ class NamesThatAreThere:
         if sync is not None:
             self._durable.add(operation)
             for put in operation.puts:
-                if put.after not in sync.unnamed & self.gone:  # else the journal had forgotten the name
+                if not self._was_gone(put.after, sync):  # else the journal had forgotten the name
                     place = self._chains[put.key].index(operation) + 1
                     self._floors[put.key] = max(place, self._floors.get(put.key, 0))
         for each in self._operations:
@@ -152,6 +154,10 @@ class NamesThatAreThere:
                 self._has_happened(each, f"{operation} depends on it, and {why}", sync)
         for put in operation.puts:
             self._reach(put.key, self._chains[put.key].index(operation) + 1, f"{operation} has happened, for {why}")
+
+    def _was_gone(self, inode: int | None, sync: Sync) -> bool:
+        """Return whether a file was gone when a sync returned 0."""
+        return inode is not None and inode in self.gone and self._last[inode] <= (sync.ended or self._now)
 
     def _depends(self, operation: Operation, earlier: Operation) -> bool:
         """Whether it makes no sense without an earlier one: of its files or directories, or in one that goes."""
