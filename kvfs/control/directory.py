@@ -244,7 +244,7 @@ class ControlTree:
             return ROOT_NUMBER
         if number & _TEXT_BIT and number != _TEXT_ROOT:
             return _TEXT + self._tree.child(self._mirrored(number), b"..").number
-        return _PROCESSES if number & _PROCESS_BIT else _MODELS if number >= _FIRST_MODEL else CONTROL_ROOT
+        return _PROCESSES if number & _PROCESS_BIT else CONTROL_ROOT  # only directories are asked
 
     def _mirrored(self, number: int) -> Inode:
         return self._tree.get(number - _TEXT)

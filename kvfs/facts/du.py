@@ -162,12 +162,13 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
 
 async def by_model(volume: Volume, start: Inode, path: str, creds: Credentials) -> list[DuRow]:
     """Return a sum over the KV files of each model that `walk` visits. In place of a path, a row has the model's name
-    and its precision. The rows are sorted by these names.
+    and its precision. The rows are sorted by these names. Files that the caller may not read are left out, because
+    their attributes, the model among them, are not for the caller.
     """
     sums: dict[str, _Sum] = {}
 
     def add(row: DuRow | Denied, inode: Inode) -> bool:
-        if isinstance(row, DuRow) and isinstance(inode.content, KvFile):
+        if isinstance(row, DuRow) and row.exclusive_pages is not None and isinstance(inode.content, KvFile):
             model = volume.model_of(inode.content)
             sums.setdefault(f"{model.name} {model.identity['precision']}", _Sum(volume.pool)).add(row, inode)
         return True

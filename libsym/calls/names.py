@@ -114,7 +114,8 @@ def kv_du(path: Path = ".", *, by_model: bool = False) -> Script[dict[str, Any]]
     The result may or may not show changes that other programs make during the call.
 
     `by_model`: a row for each model, with the sum over its KV files, in place of a row for each file. The row's `path`
-    is the model's name and precision. Files of models that the daemon does not serve count, too.
+    is the model's name and precision. Files of models that the daemon does not serve count, too. Files that the caller
+    may not read count in the total alone.
 
     >>> with sym.kv_create("base.kv") as base:
     ...     length = sym.kv_write(base, [1] * 64)
@@ -129,7 +130,7 @@ def kv_du(path: Path = ".", *, by_model: bool = False) -> Script[dict[str, Any]]
     >>> sym.kv_remove("fork.kv")
     """
     # Rows arrive in several messages. The daemon computes the total, since only it can count each page once.
-    wanted, last, more = path_bytes(path), b"", int(not by_model)
+    wanted, last, more = path_bytes(path), b"", 1
     found: dict[str, Any] = {"rows": [], "total": {}, "denied": []}
     while more:
         reply = yield Call(Op.KV_DU, payload=wanted + (b"\0" + last if last else b""))

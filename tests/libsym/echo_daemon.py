@@ -13,7 +13,7 @@ import struct
 import sys
 from array import array
 
-from libsym.abi import ATTENTION, LOCK_NOWAIT, RANGE_END, REDUCED, ROWS_ALL, ROWS_LAST, Op
+from libsym.abi import ATTENTION, LOCK_NOWAIT, RANGE_END, REDUCED, ROWS_ALL, ROWS_LAST, Du, Op
 from libsym.channel.handshake import GREETING_BYTES, check_greeting, refusal, welcome
 from libsym.channel.server import Request, ServerChannel
 from libsym.errors import BadHandle, ProtocolError, SymError, WouldBlock
@@ -58,12 +58,15 @@ class Lip:
 
 
 def disk_usage(request: Request) -> tuple[tuple[int, ...], bytes]:
-    """Three files in windows of one, and their sum."""
+    """Three files in windows of one, their sum, and their model. One directory is denied."""
     path, _, after = request.payload.decode("utf-8", "surrogateescape").partition("\0")
+    if request.args[0] == Du.MODELS:
+        return (), json.dumps({"rows": [{"path": "tiny bf16", "pages": 3}]}).encode()
     if request.args[0]:
         return (), json.dumps({"path": path, "pages": 3}).encode()
     names = [name for name in (f"{path}/a", f"{path}/b\udcff", f"{path}/c") if name > after]
-    window = {"rows": [{"path": names[0], "pages": 1}], "denied": [], "last": names[0]}
+    denied = [] if len(names) > 1 else [f"{path}/z"]
+    window = {"rows": [{"path": names[0], "pages": 1}], "denied": denied, "last": names[0]}
     return (int(len(names) > 1),), json.dumps(window).encode()
 
 

@@ -105,6 +105,12 @@ def test_the_sum_of_a_model_has_its_name_and_precision_in_place_of_a_path(bench)
     assert found == bench.total() | {"path": "tiny float32"}
 
 
+def test_the_model_of_a_file_is_told_to_its_readers_alone(bench):
+    bench.make("secret.kv", 64)
+    assert bench.ask(Du.MODELS, ".", creds=OTHER)[1] == {"rows": []}
+    assert bench.total(creds=OTHER)["tokens"] == 64
+
+
 def test_what_the_caller_may_not_read_is_named_and_not_counted(bench):
     bench.directory("mine", 0o700)
     bench.directory("open", 0o755)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from kvfs.control import text_writer
-from kvfs.control.directory import ControlTree
+from kvfs.control.directory import CONTROL_ROOT, ControlTree
 from kvfs.control.text_writer import is_killed
 from kvfs.names.tree import ROOT_NUMBER, Credentials
 from libsym.errors import Busy, Exists, Invalid, NoSpace, NotFound, NotPermitted, NotSupported, StepFailed, SymError
@@ -468,6 +468,7 @@ async def test_names_in_the_text_view_are_those_of_kv_files_and_directories(benc
     mirrored = control.lookup(bench.texts, b"docs")
     assert (mirrored.mode, mirrored.uid, mirrored.gid) == (0o040750, 5, 6)
     assert control.lookup(mirrored.number, b"..").number == bench.texts
+    assert control.lookup(bench.texts, b"..").number == CONTROL_ROOT
     with pytest.raises(NotFound):
         control.lookup(bench.texts, b"plain")
     with pytest.raises(Exists, match="no KV file"):

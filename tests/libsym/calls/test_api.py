@@ -188,7 +188,9 @@ def test_files_read_write_truncate_fork() -> None:
     assert sym.kv_stat("by/path.kv").tokens == 0
     assert sym.kv_list() == [sym.KvEntry(name, "kv", 4096, 3) for name in ("a.kv", "b\udcff", "c.kv")]
     rows = [{"path": f"dir/{name}", "pages": 1} for name in ("a", "b\udcff", "c")]
-    assert sym.kv_du("dir") == {"rows": rows, "total": {"path": "dir", "pages": 3}, "denied": []}
+    assert sym.kv_du("dir") == {"rows": rows, "total": {"path": "dir", "pages": 3}, "denied": ["dir/z"]}
+    models = [{"path": "tiny bf16", "pages": 3}]
+    assert sym.kv_du("dir", by_model=True) == sym.kv_du("dir") | {"rows": models}
 
 
 def test_a_long_file_is_read_in_as_many_messages_as_it_takes() -> None:
