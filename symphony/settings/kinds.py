@@ -114,7 +114,18 @@ def _string(key: str, value: Any) -> str:
     return value
 
 
+class _Every(argparse.Action):
+    """Action of an option that should be given once. Further values make a list, which the key's `parse` refuses."""
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, value: Any, _option: object = None) -> None:
+        before = getattr(namespace, self.dest)
+        every = before if isinstance(before, list) else [before]
+        setattr(namespace, self.dest, value if before is None else [*every, value])
+
+
 def _model(key: str, value: Any) -> str:
+    if isinstance(value, list) and len(value) > 1:
+        raise Unfit(f"{key}: a daemon serves one model, and {len(value)} are given: {', '.join(map(str, value))}", key)
     if not _string(key, value) or "\0" in value:
         raise Unfit(f"{key} is {value!r}: a name or a path needed", key)
     return str(value)
@@ -270,7 +281,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-MODEL = Kind("string", _model)
+MODEL = Kind("string", _model, {"action": _Every})
 PATH = path("PATH")
 DIRECTORY = path("DIR")
 CACHE = Kind("path", lambda key, value: None if value == "" else DIRECTORY.parse(key, value), DIRECTORY.option)

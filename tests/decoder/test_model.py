@@ -14,7 +14,8 @@ from decoder.cpu.arena import Arena
 from decoder.image_facts import Facts
 from decoder.model import load_model
 from kvfs.images.model_facts import ModelFacts
-from libsym.errors import Invalid, SymError
+from libsym.errors import Invalid, NotFound, SymError
+from tests.decoder.small_checkpoints import gguf_metadata, write_gguf
 
 
 def assert_same_weights(got: Weights, expected: Weights) -> None:
@@ -60,6 +61,48 @@ def test_the_tiny_models_sizes_can_be_given():
 def test_a_specification_that_makes_no_model_is_refused(spec, reason):
     with pytest.raises(Invalid, match=reason):
         load_model(spec)
+
+
+def test_the_operators_name_goes_before_the_checkpoints_own():
+    assert [load_model(f"{name}=tiny:layers=1").name for name in ("chat", "7.b_c-D", "a" * 64)] == [
+        "chat",
+        "7.b_c-D",
+        "a" * 64,
+    ]
+    assert load_model("chat=tiny").identity == load_model("tiny").identity
+
+
+@pytest.mark.parametrize(
+    "spec", ["=tiny", ".=tiny", "..=tiny", "a b=tiny", "a/b=tiny", "é=tiny", "chat=", "a" * 65 + "=tiny"]
+)
+def test_a_name_that_no_model_can_have_is_refused_with_the_rule(spec):
+    with pytest.raises(NotFound, match=r"not found: .*; a NAME before = has up to 64 letters of ASCII, digits"):
+        load_model(spec)
+
+
+def test_a_path_that_reads_as_a_named_model_is_refused_until_it_says_that_it_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_gguf(tmp_path / "a=b.gguf")
+    assert load_model("chat=./a=b.gguf").name == "chat"
+    assert load_model("./a=b.gguf").name == "small"
+    with pytest.raises(Invalid, match=r"^model 'a=b\.gguf' is a path, but reads as NAME=MODEL: give \./a=b\.gguf$"):
+        load_model("a=b.gguf")
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        ("", "unnamed"),
+        (".", "unnamed"),
+        ("..", "unnamed"),
+        ("\x1b[31m\0\n", "?[31m??"),
+        ("Qwen/Qwen 3", "Qwen/Qwen 3"),
+        ("é" * 200, "é" * 127),
+    ],
+)
+def test_the_name_of_a_checkpoint_can_be_shown_and_be_the_name_of_a_file(tmp_path, own, shown):
+    path = write_gguf(tmp_path / "a.gguf", gguf_metadata() | {"general.name": own})
+    assert load_model(str(path)).name == shown
 
 
 @pytest.mark.parametrize("spec", ["gpt5", "/nowhere/model.gguf", ""])

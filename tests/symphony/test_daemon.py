@@ -74,7 +74,7 @@ SERVE = """
 import json, sys
 from symphony.cli import main
 for line in sys.stdin:
-    status = main(["serve", "--model", "tiny", *json.loads(line)])
+    status = main(["serve", *json.loads(line)])
     print("status", status, file=sys.stderr, flush=True)
 """
 """Several starts, one after the other, in a process: each is expected to refuse."""
@@ -85,6 +85,9 @@ def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, start_daemon):
     precious.write_text("mine")
     rows = [
         (("--model", "/no/such/model.gguf"), "/no/such/model.gguf"),
+        (("--model", f"chat={'x' * 256}"), "not found: File name too long"),
+        (("--model", "~nobody-of-this-name/a.gguf"), "not found: "),
+        (("--model", "a=tiny", "--model", "b=tiny"), "a daemon serves one model, and 2 are given: a=tiny, b=tiny"),
         (("--kv-memory", "1K"), "page"),
         (("--precision", "int5"), "'int5' is not one of"),
         (("--config", "/no/such.toml"), "/no/such.toml"),
@@ -101,7 +104,10 @@ def test_wrong_options_are_one_line_and_leave_nothing(tmp_path, start_daemon):
         (("--state", str(tmp_path / "state")), "another daemon"),
     ]
     places = [f"--mount={tmp_path}/other", f"--state={tmp_path}/others", f"--socket={tmp_path}/s"]
-    given = "".join(json.dumps([*places, *options]) + "\n" for options, _ in rows)
+    given = "".join(
+        json.dumps([*places, *(() if "--model" in options else ("--model", "tiny")), *options]) + "\n"
+        for options, _ in rows
+    )
     done = subprocess.run(
         [sys.executable, "-c", SERVE], input=given, capture_output=True, text=True, check=False, timeout=100
     )
