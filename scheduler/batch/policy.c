@@ -21,18 +21,19 @@
  *
  * Full steps. An account is alone if no other account has calls, or had decodes in the last THINKING plans. A burst of
  * an account that is alone *fills the step* if two prefills or more have max_tokens rows together. The limit then holds
- * back none of them. Prefills of a lower priority than a decode do not count, nor those
- * with more than MOST_LONG times max_tokens rows, nor those that the run digests. A burst fills steps until its oldest
- * decode had its first token LASTS times step_ns ago. After that, its decodes go on at their usual pace. A burst fills
- * no step that takes longer than PAUSE times step_ns, and none while decodes lack seats.
+ * back none of them. A burst fills steps until its oldest decode had its first token LASTS times step_ns ago. After
+ * that, its decodes go on at their usual pace. A burst fills no step while decodes lack seats. Some prefills do not
+ * count: those of a lower priority than a decode, those that the run digests, and those with more than MOST_LONG times
+ * max_tokens rows. Nor do prefills after so many entries that max_tokens of their rows take longer than PAUSE times
+ * step_ns.
  *
  * Held decodes. Prefills of a burst that were ready at most TOGETHER times step_ns after the first token of its oldest
  * decode may fill a step alone. Decodes are then *held* if they would make the step longer by one part in WORTH: the
- * step goes without them. First tokens come sooner. The decodes lose little, because each step of the burst
- * is many times as long as a step of decodes alone. A decode is held while its wait and a step of max_tokens rows take
+ * step goes without them. First tokens come sooner. The decodes lose little, because each step of the burst is many
+ * times as long as a step of decodes alone. A decode is held while its wait and the longest full step of the burst take
  * at most HOLD such steps and at most PAUSE times step_ns. A decode whose deadline comes within PATIENCE is not held.
- * If decodes waited for the whole burst, first tokens would come only 5 % sooner yet, and streams would stop for
- * seconds.
+ * A file that was forked begins anew, so decodes of a beam search may be held for any later burst of their account. If
+ * decodes waited for the whole burst, first tokens would come only 5 % sooner yet, and streams would stop for seconds.
  *
  * Shares. Where seats or rows are short, weighted fair queueing over the tree of shares divides the service. From the
  * root down to an account, the child with the least virtual time is next. The service of a call is its part of the
@@ -319,10 +320,19 @@ static int is_early(struct plan *p, const sym_candidate *prefill) {
     return prefill->since_ns - soon_ns <= p->begun_ns;
 }
 
+static int64_t pause_ns(const struct plan *p) { return at_most(PAUSE * p->limits->step_ns, PATIENCE); }
+
+/* Return the time of max_tokens rows of prefills like this one. */
+static int64_t full_ns(const struct plan *p, const sym_candidate *prefill) {
+    int64_t rows = p->limits->max_tokens, twice_seen = 2LL * prefill->length + at_most(prefill->left, rows) + 1;
+    const sym_work work = {.num_rows = rows, .num_pairs = rows * twice_seen / 2};
+    return (int64_t)sym_cost_of(p->cost, &work);
+}
+
 /* Return whether a burst of the account may have this prefill. */
 static int is_of_burst(struct plan *p, const sym_candidate *candidate) {
     return kind_of(candidate) == PREFILL && !candidate->is_digested && is_alone(p, candidate) &&
-           candidate->left <= MOST_LONG * p->limits->max_tokens;
+           candidate->left <= MOST_LONG * p->limits->max_tokens && full_ns(p, candidate) <= pause_ns(p);
 }
 
 /* Return whether the limit on a step with decodes does not hold back a prefill with at most `most` rows in the step. */
@@ -347,7 +357,7 @@ static void hold_decodes(struct plan *p, int64_t most_ns) {
 static void find_burst(struct plan *p) {
     const sym_work full = {.num_rows = p->limits->max_tokens};
     sym_work with_decodes = full;
-    int64_t num_rows = 0, num_early = 0, num_prefills = 0;
+    int64_t num_rows = 0, num_early = 0, num_prefills = 0, longest_ns = 0;
     for (int32_t i = 0; i < p->n; i++) {
         const sym_candidate *candidate = &p->candidates[i];
         if (account_of(p, candidate)->num_decodes < p->num_of[DECODE])
@@ -359,16 +369,15 @@ static void find_burst(struct plan *p) {
             num_rows += candidate->left;
             num_early += is_early(p, candidate) ? candidate->left : 0;
             num_prefills++;
+            longest_ns = at_least(longest_ns, full_ns(p, candidate));
         }
     }
-    int64_t full_ns = (int64_t)sym_cost_of(p->cost, &full),
-            more_ns = (int64_t)sym_cost_of(p->cost, &with_decodes) - full_ns;
-    int64_t pause_ns = at_most(PAUSE * p->limits->step_ns, PATIENCE);
+    int64_t more_ns = (int64_t)(sym_cost_of(p->cost, &with_decodes) - sym_cost_of(p->cost, &full));
     p->is_burst = num_prefills > 1 && num_rows >= p->limits->max_tokens && p->num_of[DECODE] < p->limits->max_calls &&
-                  full_ns <= pause_ns && p->now_ns - p->begun_ns <= LASTS * p->limits->step_ns;
-    if (!p->is_burst || num_early < p->limits->max_tokens || more_ns * WORTH < full_ns)
+                  p->now_ns - p->begun_ns <= LASTS * p->limits->step_ns;
+    if (!p->is_burst || num_early < p->limits->max_tokens || more_ns * WORTH < longest_ns)
         return;
-    hold_decodes(p, at_most(pause_ns, HOLD * full_ns) - full_ns);
+    hold_decodes(p, at_most(pause_ns(p), HOLD * longest_ns) - longest_ns);
 }
 
 /* Set how much service is charged for a row, for a wanted row and for a seen entry: the part of the step's expected
@@ -393,7 +402,7 @@ static void set_prices(struct plan *p) {
         work.num_rows = decodes.num_rows * num_decodes / num_ready;
         work.num_entries = decodes.num_entries * num_decodes / num_ready;
     }
-    if (num_decodes && prefills) {
+    if (num_decodes && prefills && !p->is_burst) {
         struct plan expected = {.work = work, .cost = p->cost, .limits = p->limits};
         expected.most_ns = most_beside(p, &expected.work);
         const sym_candidate all = {.left = (int32_t)at_least(left, 2)};

@@ -170,6 +170,10 @@ class Machine:
             least = limits.min_chunk if decodes and not held else limits.max_tokens
             assert rows >= min(wanted, least) or (rows and seats == limits.max_calls), "nothing is withheld"
         step_ns = self._cost(served)
+        in_burst_ns = self._cost([(call, now) for call, now in served if call in burst])
+        assert in_burst_ns <= self._pause_ns() + 1, "a burst takes no longer than that"
+        if sum(now for call, now in served if call in burst) == rows:
+            assert all(now_ns() - call.since_ns + step_ns <= self._pause_ns() + 1 for call in held), "held too long"
         computed = [(call, now) for call, now in served if call.left == 1]
         most_ns = max(limits.step_s * 1e9, BESIDE * self._cost(computed))
         burst_ns = self._cost(computed) * (1 + EAGER * self._crowding())
@@ -193,18 +197,27 @@ class Machine:
             call
             for call in self.calls
             if 1 < call.left <= MOST_LONG * limits.max_tokens and call.priority >= urgent and not call.is_digested
+            if self._full_ns(call) <= self._pause_ns() + 1
         ]
         is_full = len(burst) > 1 and sum(call.left for call in burst) >= limits.max_tokens
-        is_quick = self._cost([], limits.max_tokens) <= min(PAUSE * limits.step_s, PATIENCE_S) * SECOND
-        return burst if is_full and is_quick and now_ns() - began_ns <= LASTS * limits.step_s * SECOND else []
+        return burst if is_full and now_ns() - began_ns <= LASTS * limits.step_s * SECOND else []
+
+    def _pause_ns(self) -> float:
+        return min(PAUSE * self.limits.step_s, PATIENCE_S) * SECOND
+
+    def _full_ns(self, prefill: Call) -> float:
+        """Return the time of max_tokens rows of prefills like this one."""
+        rows, seen = self.limits.max_tokens, prefill.length + (min(prefill.left, self.limits.max_tokens) + 1) / 2
+        return self._cost([], rows) + self.cost.pair_ns * rows * seen
 
     def _may_be_held(self, burst: list[Call]) -> set[Call]:
         """Return the decodes that the policy may leave out of a step that a burst fills."""
         limits, decodes = self.limits, [(call, 1) for call in self.calls if call.left == 1]
-        full_ns = self._cost([], limits.max_tokens)
-        longest_ns = min(PAUSE * limits.step_s * SECOND, PATIENCE_S * SECOND, HOLD * full_ns)
+        full_ns = max(map(self._full_ns, burst), default=0)
+        longest_ns = min(self._pause_ns(), HOLD * full_ns)
         num_early = sum(call.left for call in burst if not self._is_late(call))
-        if num_early < limits.max_tokens or self._cost(decodes, limits.max_tokens) < full_ns * (1 + 1 / WORTH) - 1:
+        more_ns = self._cost(decodes, limits.max_tokens) - self._cost([], limits.max_tokens)
+        if num_early < limits.max_tokens or more_ns < full_ns / WORTH - 1:
             return set()
         waited_ns = {call: now_ns() - call.since_ns for call, _ in decodes}
         return {

@@ -122,12 +122,13 @@ class InCrowd:
         self._chance = random.Random(seed)
         self._account, self._share, self._every_s, self._priority = account, share, every_s, priority
         self._left = self._chance.choice((2, 16, 20, 64, 100, 300))
+        self._length = self._chance.choice((0,) * 10 + (1000, 30_000))
         self._deadline_s = self._chance.choice((None,) * 10 + (2.0, 600.0))
 
     async def run(self, machine: Machine) -> None:
         while True:
             await trio.sleep(self._every_s - trio.current_time() % self._every_s + self._chance.random() * 0.1)
-            length = begun_ns = 0
+            length, begun_ns = self._length, 0
             for left in (self._left, *[1] * self._chance.choice((5, 50))):
                 deadline_ns = NO_DEADLINE if self._deadline_s is None else now_ns() + round(self._deadline_s * SECOND)
                 call = Call(self._account, self._share, left, length, self._priority, deadline_ns, begun_ns=begun_ns)

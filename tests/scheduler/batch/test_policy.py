@@ -63,6 +63,14 @@ PLANS = {
     ),
     "if its prefills have as many rows": ([Call("d", 1), *prefills(2, 31)], {"d": 1, "p0": 19}),
     "no longer than a second": ([Call("d", 1), *prefills(60, 8)], {"d": 1, "p0": 8}, {"row_ms": 16}),
+    "not with prefills that see so many entries that it takes longer": (
+        [Call("d", 1), *prefills(2, 40, length=1000)], {"d": 1, "p0": 8}, {"pair_us": 16}
+    ),
+    "but with others beside such a prefill": (
+        [Call("d", 1), Call("far", 30, length=1000), *prefills(2, 40)],
+        {"d": 1, "far": 8, "p0": 40, "p1": 16},
+        {"pair_us": 16},
+    ),
     "without prefills that are far longer than a step": ([Call("d", 1), *prefills(2, 257)], {"d": 1, "p0": 19}),
     "without prefills whose rows the run digests": (
         [Call("d", 1), *prefills(2, 40, is_digested=True)], {"d": 1, "p0": 19}
@@ -74,6 +82,7 @@ PLANS = {
         [Call("d", 1), *prefills(2, 40), Call("o", 10, user=1)], {"d": 1, "o": 10, "p0": 9}
     ),
     "while all decodes have seats": ([*decodes(4), *prefills(2, 40)], {"d0": 1, "d1": 1, "d2": 1, "p0": 17}),
+    "with the last seat if need be": ([*decodes(3), *prefills(2, 40)], {"d0": 1, "d1": 1, "d2": 1, "p0": 40}),
     "an urgent decode is not held back by a burst that is not": (
         [Call("d", 1, priority=1), *prefills(5, 40)], {"d": 1, "p0": 19}
     ),
@@ -128,6 +137,26 @@ def test_what_decodes_read_is_in_the_price_of_a_row():
     steps = Steps(cost=new_cost(base_ms=10, entry_us=5))
     assert steps.plan([LONG, *decodes(2, length=1000)]) == {"long": 16, "d0": 1, "d1": 1}
     assert steps.shares["used"][steps.share(0)] == pytest.approx(38 * MS), "the calls pay for the time of their step"
+
+
+def test_the_calls_of_a_burst_pay_for_the_time_of_its_step():
+    steps = Steps(StepLimits(max_tokens=64, max_calls=16, min_chunk=8, step_s=0.020), new_cost(base_ms=10))
+    assert steps.plan([*decodes(7), *prefills(2, 40)])["p1"] == 24
+    assert steps.shares["used"][steps.share(0)] == pytest.approx(81 * MS)
+
+
+def test_prefills_that_decodes_are_held_for_pay_for_the_time_of_their_step():
+    cost = new_cost(base_ms=10)
+    cost.head_ns = 8 * MS
+    steps = Steps(StepLimits(max_tokens=64, max_calls=16, min_chunk=8, step_s=0.020), cost)
+    assert steps.plan(CROWD) == HELD
+    assert steps.shares["used"][steps.share(0)] == pytest.approx(82 * MS)
+
+
+def test_a_burst_fills_no_step_of_more_than_five_seconds():
+    for row_ms, expected in ((78, 40), (79, 16)):
+        steps = Steps(StepLimits(max_tokens=64, max_calls=4, min_chunk=8, step_s=1.0), new_cost(row_ms=row_ms))
+        assert steps.plan([Call("d", 1), *prefills(2, 40, since_s=30.0)], 30.0)["p0"] == expected
 
 
 def test_prefills_that_came_before_the_decodes_had_begun_are_not_held_back_for_them():
@@ -187,6 +216,24 @@ ALL = HELD | {f"d{index}": 1 for index in range(8)}
 def test_decodes_are_held_for_prefills_of_their_burst(calls, now_s, step_s, expected):
     limits = StepLimits(max_tokens=64, max_calls=16, min_chunk=8, step_s=step_s)
     assert Steps(limits).plan(calls, now_s) == {name: now for name, now in expected.items() if now}
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "now_s", "step_s", "is_held"),
+    [
+        (25, 0.583, 0.02, True),
+        (25, 0.584, 0.02, False),
+        (25, 0.055, 0.005, True),
+        (25, 0.056, 0.005, False),
+        (24, 0.001, 0.02, False),
+    ],
+    ids=["four steps", "not longer", "50 times step_ms", "not longer than that", "not for less than an eighth"],
+)
+def test_the_entries_that_prefills_see_are_in_the_time_of_their_steps(num_decodes, now_s, step_s, is_held):
+    """A step of 64 rows takes 64 ms, and up to 131 ms more for the entries that they see."""
+    limits = StepLimits(max_tokens=64, max_calls=32, min_chunk=8, step_s=step_s)
+    calls = [*decodes(num_decodes, begun_s=-0.05), Call("far", 40, length=1000), Call("near", 40)]
+    assert ("d0" not in Steps(limits, new_cost(pair_us=2)).plan(calls, now_s)) == is_held
 
 
 def test_a_burst_does_not_hold_back_an_account_that_had_decodes_shortly_before():
