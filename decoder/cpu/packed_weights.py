@@ -148,6 +148,19 @@ def packed_bytes(config: ModelConfig, weights: Weights, precision: str) -> tuple
     return sum(sizes), sum(sizes[: _num_read(weights, matrices)])
 
 
+def arithmetic_revision(config: ModelConfig, weights: Weights, precision: str) -> int:
+    """Return the revision of the arithmetic that computes with these weights, without reading them.
+
+    Revision 2: products keep super-scales and groups of 16 codes, and Q, K and V may be matrices with and without mins.
+    All other weights give the bits of revision 1.
+    """
+    matrices = [matrix for matrix in _plan(config, weights, precision) if matrix.layout is not None]
+    if any(matrix.struct.has_supers or matrix.struct.group < GROUP_VALUES for matrix in matrices):
+        return 2
+    forms = {(matrix.layer, matrix.struct.has_mins) for matrix in matrices if matrix.field == "qkv"}
+    return 2 if len(forms) > config.num_layers else 1
+
+
 def pack_weights(
     config: ModelConfig,
     weights: Weights,

@@ -48,7 +48,6 @@ struct product {
     const float *bias;
     float softcap; /* 0: none */
     const char *ahead; /* weights that the thread reads next: a panel's kernel prefetches them */
-    char *room; /* memory for a widened panel of codes */
     enum epilogue epilogue;
     enum activation activation;
     int narrow_out; /* out is bfloat16 */

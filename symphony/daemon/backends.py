@@ -18,6 +18,7 @@ from decoder.checkpoints.weights import Weights
 from decoder.cores import available_cores
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder, check, choose_isa
+from decoder.cpu.packed_weights import arithmetic_revision
 from decoder.image_facts import KvFormat
 from decoder.memory import available_memory_bytes, total_memory_bytes
 from decoder.model import Model
@@ -86,7 +87,7 @@ class Backend:
     """Description of the backend, for people."""
     bits: str
     """Short name of what the bits of results depend on beside the model and the precision: the hardware, and the
-    revision of the kernels' arithmetic from the second on, like `cpu avx2 2`.
+    revision of the arithmetic from the second on, like `cpu avx2 2`.
     """
     limits: StepLimits = field(default_factory=StepLimits)
     expect: Callable[[IntArray], None] | None = None
@@ -107,6 +108,7 @@ def _build_cpu(config: Config, model: Model) -> Backend:
     dtype, isa = KV_DTYPE[config.precision], choose_isa()
     num_threads = available_cores() if config.threads is None else config.threads
     check(model.config, model.weights, num_threads, config.precision)
+    revision = arithmetic_revision(model.config, model.weights, config.precision)
     page_bytes = PAGE_ENTRIES * model.config.entry_bytes(dtype)
     kv_memory = config.kv_memory
     if kv_memory is None:
@@ -116,7 +118,7 @@ def _build_cpu(config: Config, model: Model) -> Backend:
         arena,
         partial(_load_cpu, model.config, arena, num_threads, isa, config.precision, config.weights_cache),
         f"cpu ({config.precision}, {isa}, {num_threads} threads)",
-        bits=f"cpu {isa}{' 2' if config.precision == 'int4' else ''}",
+        bits=f"cpu {isa}" if revision == 1 else f"cpu {isa} {revision}",
     )
 
 

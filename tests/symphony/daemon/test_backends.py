@@ -1,16 +1,19 @@
 """Backends: how large a page pool may be, and what a GPU may lack."""
 
+import dataclasses
 import logging
 import os
 
 import pytest
 import torch
 
+from decoder.cpu.backend import choose_isa
 from decoder.cuda.device import Device
 from decoder.model import load_model
 from libsym.errors import Invalid, NoSpace
 from symphony.daemon import backends
 from symphony.settings.loading import load
+from tests.decoder.cpu.quantized import quantized
 
 MEMORY = 1 << 28
 
@@ -32,6 +35,32 @@ def test_the_precision_is_in_the_description_of_the_backend():
     config = load(None, {"model": "tiny", "kv_memory": "1M", "precision": "int8"})
     backend = backends.build_backend(config, load_model("tiny"))
     assert "int8" in backend.description
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("precision", "kinds", "revision"),
+    [
+        ("float32", ["Q4_K", "Q6_K"], ""),
+        ("int8", ["Q4_K"], ""),
+        ("int4", [], ""),
+        ("int4", ["Q4_0"], ""),
+        ("int4", ["Q4_1"], ""),
+        ("int4", ["Q4_0", "Q5_0", "Q8_0"], ""),
+        ("int4", ["IQ4_NL", "MXFP4"], ""),
+        ("int4", ["Q4_0", "Q4_1"], " 2"),  # within Q, K and V: one matrix with mins before
+        ("int4", ["Q4_0", "Q4_0", "Q4_0", "Q4_0", "Q4_0", "Q4_0", "Q6_K"], " 2"),
+        ("int4", ["Q4_K"], " 2"),
+    ],
+)
+def test_files_are_marked_as_of_other_bits_only_if_the_arithmetic_of_their_codes_has_changed(
+    precision, kinds, revision
+):
+    model = load_model("tiny:hidden=256,ffn=256,heads=8,kv_heads=4,head_dim=32")
+    if kinds:
+        model = dataclasses.replace(model, weights=quantized(model.weights, *kinds))
+    backend = backends.build_backend(load(None, {"kv_memory": "1M", "precision": precision}), model)
+    assert backend.bits == f"cpu {choose_isa()}{revision}"
     backend.close()
 
 
