@@ -377,7 +377,8 @@ def _pack(weights: Weights, matrix: _Matrix, piece: _Piece, first: int, end: int
         _check_scales(stored, np.array([largest], np.float32), None)
         return
     if coding is not None and layout is not None and layout.holds(coding):
-        parts = _fitted(coding, stored.encoding.parts(stored.data, stored.shape[0]), layout)
+        with np.errstate(all="ignore"):  # scales of a damaged file may have any bits: the next line refuses them
+            parts = _fitted(coding, stored.encoding.parts(stored.data, stored.shape[0]), layout)
         _check_scales(stored, parts.scales, parts.mins)
         codes = ffi.new(
             "sym_codes *",

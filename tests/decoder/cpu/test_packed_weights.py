@@ -128,6 +128,20 @@ def test_a_scale_of_4_bit_codes_that_does_not_fit_is_refused(scale):
         pack_weights(tiny_config(), replaced(weights, blocks_of(name, "Q4_0", stored.shape, blocks)), "int4")
 
 
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(("kind", "at"), [("Q4_K", 0), ("Q4_K", 2), ("Q6_K", 208), ("Q3_K", 108), ("IQ4_XS", 0)])
+def test_a_super_scale_that_is_not_finite_is_refused_without_a_warning(kind, at, scale):
+    """The matrix beside it has scales for groups, so the factors are multiplied: infinity times 0 is one case."""
+    config = tiny_config(hidden_size=256)
+    weights, name = quantized(random_weights(config), "Q4_0"), layer_name(0, "up")
+    shape = weights.shape(name)
+    blocks = random_blocks(kind, shape[0], np.random.default_rng(5))
+    blocks[3] = 0
+    blocks[3, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    with pytest.raises(Invalid, match="not finite or too large for codes"):
+        pack_weights(config, replaced(weights, blocks_of(name, kind, shape, blocks)), "int4")
+
+
 @pytest.mark.parametrize(("precision", "value"), [("int8", np.inf), ("int4", np.nan), ("int4", 1e4)])
 def test_weights_that_codes_cannot_hold_are_refused(precision, value):
     weights, name = quantized(random_weights(tiny_config()), "Q4_0"), layer_name(0, "up")
