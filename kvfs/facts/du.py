@@ -11,6 +11,7 @@ change the tree. Files that appear or disappear in the meantime may or may not b
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -162,19 +163,25 @@ async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> 
 
 async def by_model(volume: Volume, start: Inode, path: str, creds: Credentials) -> list[DuRow]:
     """Return a sum over the KV files of each model that `walk` visits. In place of a path, a row has the model's name
-    and its precision. The rows are sorted by these names. Files that the caller may not read are left out, because
-    their attributes, the model among them, are not for the caller.
+    and its precision, and the fingerprint of the model if another one has the same names. The rows are sorted.
+    Files that the caller may not read are left out, because their attributes, the model among them, are not for the
+    caller.
     """
-    sums: dict[str, _Sum] = {}
+    sums: dict[tuple[str, str], _Sum] = {}
 
     def add(row: DuRow | Denied, inode: Inode) -> bool:
         if isinstance(row, DuRow) and row.exclusive_pages is not None and isinstance(inode.content, KvFile):
             model = volume.model_of(inode.content)
-            sums.setdefault(f"{model.name} {model.identity['precision']}", _Sum(volume.pool)).add(row, inode)
+            names = f"{model.name} {model.identity['precision']}", model.identity["model"]
+            sums.setdefault(names, _Sum(volume.pool)).add(row, inode)
         return True
 
     await walk(start, path, (), creds, add)
-    return [found.row(name) for name, found in sorted(sums.items())]
+    uses = Counter(name for name, _ in sums)
+    return [
+        sums[name, fingerprint].row(name if uses[name] == 1 else f"{name} {fingerprint[:12]}")
+        for name, fingerprint in sorted(sums)
+    ]
 
 
 class _Sum:

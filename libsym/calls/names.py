@@ -114,8 +114,8 @@ def kv_du(path: Path = ".", *, by_model: bool = False) -> Script[dict[str, Any]]
     The result may or may not show changes that other programs make during the call.
 
     `by_model`: a row for each model, with the sum over its KV files, in place of a row for each file. The row's `path`
-    is the model's name and precision. Files of models that the daemon does not serve count, too. Files that the caller
-    may not read count in the total alone.
+    is the model's name and precision, and a fingerprint if another model has the same name. Files of models that the
+    daemon does not serve count, too. Files that the caller may not read count in the total alone.
 
     >>> with sym.kv_create("base.kv") as base:
     ...     length = sym.kv_write(base, [1] * 64)

@@ -124,6 +124,18 @@ async def test_each_model_has_a_sum_of_its_own_in_which_a_page_counts_once(tmp_p
         assert (own.exclusive_bytes, theirs.exclusive_bytes, theirs.disk_bytes) == (2 * 4096, 4 * 8192, 4 * 8192)
 
 
+async def test_models_of_one_name_have_sums_of_their_own_told_apart_by_fingerprints(tmp_path):
+    namesake = FakeFacts(name="fake", identity=fake_identity("other"), head_dim=8)
+    async with running(House(tmp_path, facts=namesake), drain=True) as house:
+        house.create("theirs.kv", range(100))
+    async with running(House(tmp_path), drain=True) as house:
+        house.create("own.kv", range(40))
+        rows = await by_model(house.volume, house.tree.root, ".", ROOT)
+        models = sorted((house.volume.model.identity["model"], namesake.identity["model"]))
+        assert [row.path for row in rows] == [f"fake F32 {model[:12]}" for model in models]
+        assert sorted(row.tokens for row in rows) == [40, 100]
+
+
 async def test_pages_of_another_model_are_charged_by_their_own_size(tmp_path):
     async with running(House(tmp_path, facts=OTHER), drain=True) as house:
         house.create("theirs.kv", range(100))
