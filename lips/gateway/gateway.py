@@ -179,8 +179,7 @@ class Gateway:
         """Connect again after a restart of the daemon, which may have another model. A live connection stays."""
         await sym.aio.connect()
         self.model, self.vocabulary = await sym.aio.model_info(), await sym.aio.vocabulary()
-        if self.model.name != self.prompts.model:
-            self.prompts = Prompts(self.model.name)
+        self.prompts = Prompts()  # another model may have the same name
 
     async def fields_of(self, request: Request, tenant: Tenant) -> Fields:
         """Read the fields of a request. The request is counted first, and charged for the size of its body."""
@@ -278,6 +277,6 @@ async def make_gateway(settings: Settings, keys: Keys) -> Gateway:
             settings.wait_s,
             max_bytes=_BODIES_AT_ONCE * settings.max_body_bytes,
         ),
-        prompts=Prompts(model.name),
+        prompts=Prompts(),
         directory=place.path,
     )

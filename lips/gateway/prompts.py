@@ -114,8 +114,7 @@ def _call(fields: Fields, arguments: Callable[[Fields], Any]) -> dict[str, Any]:
 class Prompts:
     """Maker of prompts for the served model."""
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    def __init__(self) -> None:
         self._knows_tools: bool | None = None
         self._marks: tuple[list[tuple[str, str]], list[tuple[str, str]]] | None = None
 

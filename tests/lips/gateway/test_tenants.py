@@ -6,6 +6,7 @@ import pytest
 
 import libsym as sym
 from lips.gateway.keys import KeyFile, KeyFileError, new_key, parse
+from tests.decoder.small_checkpoints import TEMPLATE, gguf_metadata, write_gguf
 from tests.lips.gateway.conftest import Keyed, gateways
 from tests.lips.gateway.wire import CHAT, ENDLESS, RESPONSES, cached, events_of, post, streaming, user
 from tests.symphony.daemons import Daemon, a_daemon
@@ -196,6 +197,28 @@ def test_a_daemon_that_is_started_again_is_found_again(tmp_path):
             assert client.get("/health").status_code == 200
             hit = cached(ask(client, "And now?", conversation="kept"))
             assert hit > 0, "the conversation is a file, and so still there"
+
+
+def test_tools_are_told_as_the_template_of_a_new_model_of_the_same_name_needs(tmp_path):
+    knows = gguf_metadata() | {"tokenizer.chat_template": "{{ tools | tojson }}" + TEMPLATE}
+    first, second = (
+        f"chat={write_gguf(tmp_path / name, data)}" for name, data in (("a.gguf", knows), ("b.gguf", None))
+    )
+    question = {"messages": user("Hi"), "max_tokens": 1}
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}
+    with a_daemon(tmp_path, "--model", first) as daemon, gateways(daemon) as start:
+        gateway = start()
+        with gateway.client() as client:
+            assert client.post(CHAT, json={**question, "tools": [tool]}).status_code == 200
+            assert daemon.stop() == 0
+            gateway.until_it_says("the daemon has gone")
+            daemon.process = Daemon(tmp_path, "--model", second).process
+            gateway.until_it_says("the daemon is back")
+            plain, told = (
+                client.post(CHAT, json={**question, **more}).json()["usage"]["prompt_tokens"]
+                for more in ({}, {"tools": [tool]})
+            )
+            assert told > plain, "a template that knows no tools leaves them to the system message"
 
 
 HELD = """
