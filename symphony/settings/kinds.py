@@ -115,17 +115,19 @@ def _string(key: str, value: Any) -> str:
 
 
 class _Every(argparse.Action):
-    """Action of an option that should be given once. Further values make a list, which the key's `parse` refuses."""
+    """Action that makes a tuple of the values of an option that is given more than once."""
 
     def __call__(self, _parser: object, namespace: argparse.Namespace, value: Any, _option: object = None) -> None:
         before = getattr(namespace, self.dest)
-        every = before if isinstance(before, list) else [before]
-        setattr(namespace, self.dest, value if before is None else [*every, value])
+        every = before if isinstance(before, tuple) else (before,)
+        setattr(namespace, self.dest, value if before is None else (*every, value))
 
 
 def _model(key: str, value: Any) -> str:
-    if isinstance(value, list) and len(value) > 1:
-        raise Unfit(f"{key}: a daemon serves one model, and {len(value)} are given: {', '.join(map(str, value))}", key)
+    if isinstance(value, tuple):  # the last one counts, as of any option; but two names mean two models
+        if len({name for name, is_named, _ in (each.partition("=") for each in value) if is_named}) > 1:
+            raise Unfit(f"{key}: a daemon serves one model, and {len(value)} are given: {', '.join(value)}", key)
+        value = value[-1]
     if not _string(key, value) or "\0" in value:
         raise Unfit(f"{key} is {value!r}: a name or a path needed", key)
     return str(value)

@@ -269,7 +269,8 @@ class Answers:
     """Takes the place of a channel: what was replied, by request, and slots that can't be given out twice."""
 
     replies: dict[int, list] = field(default_factory=dict)
-    over: set[int] = field(default_factory=set)
+    over: dict[int, None] = field(default_factory=dict)
+    """Requests that have ended, in this order."""
     free: set[int] = field(default_factory=lambda: set(range(NUM_SLOTS)))
     when_room: dict[object, Callable[[], None]] = field(default_factory=dict)
     num_waiting_replies = 0
@@ -300,7 +301,7 @@ class Answers:
         assert request_id not in self.over, "answered after its end"
         self.num_lent_slots -= num_rows
         if not more:
-            self.over.add(request_id)
+            self.over[request_id] = None
         self.replies.setdefault(request_id, []).append((args, payload, error))
 
     def take_rows(self, num_rows: int) -> int:

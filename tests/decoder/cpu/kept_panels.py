@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from decoder.cpu import panel_cache
-from decoder.cpu.panel_cache import BLOCK_BYTES, About, PanelCache, checkpoint_files
+from decoder.cpu.panel_cache import BLOCK_BYTES, REVISION, About, PanelCache, checkpoint_files
 from decoder.cpu.panel_memory import PanelMemory
 
 NUM_BLOCKS = 5
@@ -21,7 +21,7 @@ def no_checkpoint(_share):
 
 def a_checkpoint(path) -> About:
     files = checkpoint_files([Path(path)])
-    return About(1, "avx2", "int4", "A model/8B", "f" * 64, files, [[3, 64, 64, 0]])
+    return About(REVISION, "avx2", "int4", "A model/8B", "f" * 64, files, [[3, 64, 64, 0]])
 
 
 def memory_of(seed: int) -> PanelMemory:

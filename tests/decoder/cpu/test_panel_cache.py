@@ -21,7 +21,7 @@ from decoder.cpu._step import lib
 from decoder.cpu.arena import Arena
 from decoder.cpu.backend import CpuDecoder
 from decoder.cpu.packed_weights import pack_weights
-from decoder.cpu.panel_cache import BLOCK_BYTES, PanelCache, open_cache
+from decoder.cpu.panel_cache import BLOCK_BYTES, REVISION, PanelCache, open_cache
 from decoder.cpu.panel_memory import FileView, PanelMemory
 from decoder.model import load_model
 from decoder.tiny import random_weights, tiny_config
@@ -99,7 +99,7 @@ def test_a_mapped_file_may_be_removed(cache, about, kept, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("revision", 2), ("fingerprint", "0" * 64), ("matrices", [[3, 64, 96, 0]])]
+    ("field", "value"), [("revision", REVISION + 1), ("fingerprint", "0" * 64), ("matrices", [[3, 64, 96, 0]])]
 )
 def test_panels_of_another_kind_are_packed_anew_and_replaced(cache, about, kept, caplog, field, value):
     other = replace(about, **{field: value})

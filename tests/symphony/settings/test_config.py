@@ -155,7 +155,7 @@ def test_an_error_names_file_line_and_key(tmp_path, text, line, says):
     [
         # A word of the command line that is no UTF-8 has surrogates in it, which no log and no status file takes.
         *(({key: "/a\udcff"}, f"^{key} is '/a.udcff': a text") for key in ("model", "mount", "state", "policy")),
-        ({"model": ["a=tiny", "b=tiny"]}, "^model: a daemon serves one model, and 2 are given: a=tiny, b=tiny$"),
+        ({"model": ("a=tiny", "b=tiny")}, "^model: a daemon serves one model, and 2 are given: a=tiny, b=tiny$"),
         ({"kv_memory": "lots"}, "'lots' is no size"),
         ({"kv_memory": "1e20"}, "no machine has so much"),
         ({"precision": "fp8"}, "'fp8' is not one of float32, bf16, int8, int4, auto"),
