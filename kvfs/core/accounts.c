@@ -6,9 +6,9 @@ int64_t core_names_bytes(int64_t num_files) {
     return num_files > CORE_FREE_NAMES ? (num_files - CORE_FREE_NAMES) * CORE_NAME_BYTES : 0;
 }
 
-int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t num) {
+int64_t core_page_bytes(const core_sizes *sizes, int64_t base, const int32_t *pages, int64_t num) {
     for (int64_t i = 0; num && i < sizes->num_others; i++)
-        if (pages[0] >= sizes->others[i].first && pages[0] < sizes->others[i].stop)
+        if (base + pages[0] >= sizes->others[i].first && base + pages[0] < sizes->others[i].stop)
             return sizes->others[i].page_bytes;
     return sizes->page_bytes;
 }
@@ -27,8 +27,7 @@ static _Bool refuse(const core_account *account, int64_t num_bytes, int64_t num_
     return 0;
 }
 
-/* Return whether the account itself has room for `num_bytes`, and for the names of `num_files`. */
-static _Bool may_have(const core_account *account, int64_t num_bytes, int64_t num_files) {
+_Bool core_may_have(const core_account *account, int64_t num_bytes, int64_t num_files) {
     int64_t names = core_names_bytes(account->num_files);
     int64_t most = account->most_bytes - account->page_bytes - account->other_bytes - names;
     num_bytes += core_names_bytes(account->num_files + num_files) - names;
@@ -37,7 +36,7 @@ static _Bool may_have(const core_account *account, int64_t num_bytes, int64_t nu
 
 _Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes) {
     for (;; account = account->parent) {
-        if (!may_have(account, other_bytes, num))
+        if (!core_may_have(account, other_bytes, num))
             return 0;
         if (account->most_files >= 0 && account->num_files + num > account->most_files)
             return refuse(account, 0, num);
@@ -71,37 +70,37 @@ core_outcome core_charge_bytes(core_account *account, int64_t num_bytes) {
 
 _Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes) {
     for (; account; account = account->parent)
-        if (!may_have(account, num_pages * page_bytes, 0))
+        if (!core_may_have(account, num_pages * page_bytes, 0))
             return 0;
     return 1;
 }
 
-_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num, int64_t other_bytes,
+_Bool core_has_room_for(core_account *account, int64_t base, const int32_t *pages, int64_t num, int64_t other_bytes,
                         int64_t num_files) {
-    for (int64_t page_bytes = core_page_bytes(account->sizes, pages, num); account; account = account->parent)
+    for (int64_t page_bytes = core_page_bytes(account->sizes, base, pages, num); account; account = account->parent)
         if (account->most_bytes >= 0 &&
-            !may_have(account, counts_num_new(&account->pages, pages, num) * page_bytes + other_bytes, num_files))
+            !core_may_have(account, counts_num_new(&account->pages, base, pages, num) * page_bytes + other_bytes, num_files))
             return 0;
     return 1;
 }
 
-core_outcome core_charge(core_account *account, const int32_t *pages, int64_t num) {
+core_outcome core_charge(core_account *account, int64_t base, const int32_t *pages, int64_t num) {
     for (; account; account = account->parent) {
-        int64_t num_new = counts_add(&account->pages, pages, num);
+        int64_t num_new = counts_add(&account->pages, base, pages, num);
         if (num_new < 0)
             return CORE_BROKEN;
-        account->page_bytes += num_new * core_page_bytes(account->sizes, pages, num);
+        account->page_bytes += num_new * core_page_bytes(account->sizes, base, pages, num);
         account->has_news = account->is_watched;
     }
     return CORE_DONE;
 }
 
-core_outcome core_refund(core_account *account, const int32_t *pages, int64_t num) {
+core_outcome core_refund(core_account *account, int64_t base, const int32_t *pages, int64_t num) {
     for (; account; account = account->parent) {
-        int64_t num_gone = counts_subtract(&account->pages, pages, num);
+        int64_t num_gone = counts_subtract(&account->pages, base, pages, num);
         if (num_gone < 0)
             return CORE_BROKEN;
-        account->page_bytes -= num_gone * core_page_bytes(account->sizes, pages, num);
+        account->page_bytes -= num_gone * core_page_bytes(account->sizes, base, pages, num);
         account->has_news = account->is_watched;
     }
     return CORE_DONE;

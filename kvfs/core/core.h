@@ -50,7 +50,7 @@ enum {
     CORE_CHANGED = 8, /* files have changed, and a call waits for that */
 };
 
-/* The page size of another model. The model's pages have consecutive numbers, from `first` to `stop` - 1. */
+/* The page size of another model. Accounts know the model's pages by consecutive numbers, from `first` to `stop` - 1. */
 typedef struct {
     int64_t first, stop, page_bytes;
 } core_size;
@@ -150,6 +150,8 @@ typedef struct {
     int64_t num_promised; /* free frames that are promised to a ticket that waits for more frames */
     int64_t low_water;    /* number of free frames below which the core sets CORE_RING */
     int64_t num_wanted;   /* pages that the last allocation asked for, whether or not it succeeded */
+    int64_t page_bytes;   /* size of the pages with a frame, and of new pages */
+    int64_t base;         /* accounts know page p of this pool as page `base` + p: each pool has numbers of its own */
     _Bool is_awaited;     /* a call waits for frames */
     int32_t news;
     core_account *told;
@@ -229,8 +231,9 @@ struct core_table {
 /* Return the time by CLOCK_MONOTONIC. */
 double core_now_s(void);
 int64_t core_names_bytes(int64_t num_files);
-/* Return the size in bytes of each of these pages. The pages belong to one file, so all have the same size. */
-int64_t core_page_bytes(const core_sizes *sizes, const int32_t *pages, int64_t num);
+/* Return the size in bytes of each of these pages. The pages belong to one file, so all have the same size. Here and
+ * below, `base` is that of the pages' pool. */
+int64_t core_page_bytes(const core_sizes *sizes, int64_t base, const int32_t *pages, int64_t num);
 
 _Bool core_may_hold(const core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
 core_outcome core_hold(core_holdings *holdings, int32_t kind, int64_t num, int64_t num_bytes);
@@ -238,6 +241,9 @@ core_outcome core_hold(core_holdings *holdings, int32_t kind, int64_t num, int64
 /* Return whether the account may grow by `other_bytes` without an overflow of a sum. The bound is 2^56 bytes for a uid,
  * and 2^61 bytes for all accounts together. */
 _Bool core_may_count(const core_account *account, int64_t other_bytes);
+
+/* Return whether the account itself, without its parents, has room for `num_bytes`, and for the names of `num_files`. */
+_Bool core_may_have(const core_account *account, int64_t num_bytes, int64_t num_files);
 
 /* Return whether the account and its parents have room for `num` more files and `other_bytes` more bytes. */
 _Bool core_has_room_for_files(const core_account *account, int64_t num, int64_t other_bytes);
@@ -249,7 +255,7 @@ core_outcome core_charge_bytes(core_account *account, int64_t num_bytes);
 _Bool core_has_room(const core_account *account, int64_t num_pages, int64_t page_bytes);
 /* Return whether the account and each of its parents have room for `other_bytes`, for `num_files` names, and for the
  * pages. Pages that one of these accounts holds already need no room in that account. */
-_Bool core_has_room_for(core_account *account, const int32_t *pages, int64_t num, int64_t other_bytes,
+_Bool core_has_room_for(core_account *account, int64_t base, const int32_t *pages, int64_t num, int64_t other_bytes,
                         int64_t num_files);
 
 /* Free the memory that the core allocated for the pool. Columns, counts and free lists belong to the pool's maker. */
@@ -267,8 +273,8 @@ core_outcome core_release(core_pool *pool, core_account *account, const int32_t 
 core_outcome core_move(core_pool *pool, core_account *account, core_account *to, const int32_t *pages, int64_t num);
 /* Charge pages to an account, or refund them. No limit applies, and the pool does not change. The pages belong to files
  * that an earlier daemon kept. */
-core_outcome core_charge(core_account *account, const int32_t *pages, int64_t num);
-core_outcome core_refund(core_account *account, const int32_t *pages, int64_t num);
+core_outcome core_charge(core_account *account, int64_t base, const int32_t *pages, int64_t num);
+core_outcome core_refund(core_account *account, int64_t base, const int32_t *pages, int64_t num);
 /* Free the frames of pages. Pages without a frame, and pages that are named twice, are allowed. */
 core_outcome core_give_frames(core_pool *pool, const int32_t *pages, int64_t num);
 

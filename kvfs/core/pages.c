@@ -62,7 +62,7 @@ void core_bind(core_pool *pool, int64_t owner, const int32_t *pages, int64_t num
 core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, const int32_t *frames, _Bool may_wait,
                            int32_t *pages, uint8_t *stale) {
     pool->num_wanted = num;
-    if (!core_has_room(account, num, account->sizes->page_bytes))
+    if (!core_has_room(account, num, pool->page_bytes))
         return CORE_OVER_QUOTA;
     if (num > pool->numbers->num_free)
         return CORE_NO_PAGES;
@@ -73,9 +73,9 @@ core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, 
         return CORE_NO_MEMORY;
     if (num)
         free_list_take(pool->numbers, num, pages);
-    core_charge(account, pages, num);
+    core_charge(account, pool->base, pages, num);
     core_note_charge(pool, account);
-    counts_add(&pool->references, pages, num);
+    counts_add(&pool->references, 0, pages, num);
     if (frames) {
         pool->num_coming -= num;
     } else if (has_frames && num) {
@@ -99,21 +99,21 @@ core_outcome core_allocate(core_pool *pool, core_account *account, int64_t num, 
 }
 
 core_outcome core_retain(core_pool *pool, core_account *account, const int32_t *pages, int64_t num) {
-    if (!core_has_room_for(account, pages, num, 0, 0))
+    if (!core_has_room_for(account, pool->base, pages, num, 0, 0))
         return CORE_OVER_QUOTA;
-    core_outcome outcome = core_charge(account, pages, num);
-    if (!outcome && counts_add(&pool->references, pages, num) < 0)
+    core_outcome outcome = core_charge(account, pool->base, pages, num);
+    if (!outcome && counts_add(&pool->references, 0, pages, num) < 0)
         outcome = CORE_BROKEN;
     core_note_charge(pool, account);
     return outcome;
 }
 
 core_outcome core_move(core_pool *pool, core_account *account, core_account *to, const int32_t *pages, int64_t num) {
-    if (!core_has_room_for(to, pages, num, 0, 0))
+    if (!core_has_room_for(to, pool->base, pages, num, 0, 0))
         return CORE_OVER_QUOTA;
-    core_outcome outcome = core_charge(to, pages, num);
+    core_outcome outcome = core_charge(to, pool->base, pages, num);
     if (!outcome)
-        outcome = core_refund(account, pages, num);
+        outcome = core_refund(account, pool->base, pages, num);
     core_note_charge(pool, account);
     core_note_charge(pool, to);
     return outcome;
@@ -160,9 +160,9 @@ core_outcome core_release(core_pool *pool, core_account *account, const int32_t 
         return CORE_DONE;
     if (!core_has_memory(pool, num))
         return CORE_NO_MEMORY;
-    core_outcome outcome = core_refund(account, pages, num);
+    core_outcome outcome = core_refund(account, pool->base, pages, num);
     core_note_charge(pool, account);
-    if (outcome || counts_subtract(&pool->references, pages, num) < 0)
+    if (outcome || counts_subtract(&pool->references, 0, pages, num) < 0)
         return CORE_BROKEN;
     int32_t *unused = pool->scratch, *refcount = pool->page.refcount;
     int64_t num_unused = 0;

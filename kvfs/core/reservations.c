@@ -129,7 +129,7 @@ core_outcome core_extend(core_table *table, int64_t num_ahead) {
         }
         number_or_none row = pool->page.row[page_at(table, place - 1)];
         if (table->is_pinned)
-            counts_add(&pool->pins, pages, num_new);
+            counts_add(&pool->pins, 0, pages, num_new);
         for (int32_t i = 0; table->is_pinned && i < num_new; i++)
             pool->page.row[pages[i]] = row;
         table->num_reserved_pages += num_new;
@@ -150,7 +150,7 @@ int32_t core_num_there(const core_table *table) {
 void core_pin(core_table *table) {
     core_pool *pool = table->pool;
     int32_t num = core_num_needed(table);
-    counts_add(&pool->pins, table->slots, num);
+    counts_add(&pool->pins, 0, table->slots, num);
     for (int32_t place = 0; place < num; place++)
         pool->page.row[table->slots[place]] = core_some(table->row);
     table->is_pinned = 1;
@@ -159,7 +159,7 @@ void core_pin(core_table *table) {
 /* Unpin pages after the last computation with them. */
 static core_outcome unpin(core_pool *pool, const int32_t *pages, int32_t num) {
     double now = core_now_s();
-    if (counts_subtract(&pool->pins, pages, num) < 0)
+    if (counts_subtract(&pool->pins, 0, pages, num) < 0)
         return CORE_BROKEN;
     for (int32_t i = 0; i < num; i++)
         pool->page.last_use[pages[i]] = now;

@@ -99,7 +99,7 @@ class Restorer:
         pool = self._volume.pool
         pages = pool.take_restored(len(slots), RUNNING if identity == self._own else NO_ARENA)
         if identity != self._own:
-            pool.accounts.sizes.add(int(pages[0]), int(pages[-1]) + 1, self._kept.facts[identity].page_bytes)
+            pool.has_size(int(pages[0]), int(pages[-1]) + 1, self._kept.facts[identity].page_bytes)
         pool.on_disk.restore(pages, slots.slots, slots.checks, slots.kept)
         pool.tokens[pages], pool.positions[pages] = slots.tokens, slots.positions
         page_at = np.full(int(slots.slots.max()) + 1, -1, np.int32)

@@ -142,7 +142,7 @@ def _row(path: str, inode: Inode, content: Content, creds: Credentials) -> DuRow
     disk_bytes = _on_disk(table.pool, table.pages)
     if not allows(inode, creds, READ):
         return DuRow(path, table.length, num_pages, None, None, 0, disk_bytes, None, None)
-    exclusive, page_bytes = inode.exclusive_pages(table), table.pool.accounts.sizes.of(table.pages)
+    exclusive, page_bytes = inode.exclusive_pages(table), table.pool.size_of(table.pages)
     shared = num_pages - exclusive
     return DuRow(
         path, table.length, num_pages, exclusive, shared, 0, disk_bytes, exclusive * page_bytes, shared * page_bytes
@@ -151,7 +151,7 @@ def _row(path: str, inode: Inode, content: Content, creds: Credentials) -> DuRow
 
 def _on_disk(pool: PagePool, pages: IntArray) -> int:
     """Return the bytes of those pages that have entries on disk. All pages belong to one file."""
-    return int(np.count_nonzero(pool.on_disk.kept[pages])) * pool.accounts.sizes.of(pages)
+    return int(np.count_nonzero(pool.on_disk.kept[pages])) * pool.size_of(pages)
 
 
 async def total(pool: PagePool, start: Inode, path: str, creds: Credentials) -> DuRow:
@@ -224,8 +224,7 @@ class _Sum:
             if self._seen[number] < inode.nlink and isinstance(inode.content, KvFile):
                 is_exclusive[inode.content.table.pages] = False  # the file has a name elsewhere
         exclusive = int(np.count_nonzero(is_exclusive))
-        sizes = pool.accounts.sizes
-        exclusive_bytes = sizes.total(is_exclusive)
+        exclusive_bytes = pool.total_bytes(is_exclusive)
         return DuRow(
             path,
             self._num_tokens,
@@ -233,7 +232,7 @@ class _Sum:
             exclusive,
             num_pages - exclusive,
             self._plain_bytes,
-            sizes.total(is_on_disk) + self._plain_bytes,
+            pool.total_bytes(is_on_disk) + self._plain_bytes,
             exclusive_bytes,
-            sizes.total(num_held) - exclusive_bytes,
+            pool.total_bytes(num_held) - exclusive_bytes,
         )

@@ -57,7 +57,7 @@ def _file(volume: Volume, inode: Inode, kv: KvFile, path: str) -> HotFile:
         opens=inode.opens,
         heat=volume.heat.share(kv),
         idle_s=volume.heat.idle_s(kv),
-        page_bytes=volume.pool.accounts.sizes.of(kv.table.pages),
+        page_bytes=kv.table.pool.size_of(kv.table.pages),
     )
 
 

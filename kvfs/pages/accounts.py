@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from kvfs._pages import ffi, lib
 from kvfs.pages.counts import Counts, PageSizes
-from kvfs.pages.free_list import IntArray, pointer
+from kvfs.pages.free_list import IntArray
 from kvfs.pages.holdings import Holdings, Kind
 from kvfs.pages.weights import DEFAULT_WEIGHT
 from libsym.errors import OverQuota, SymError
@@ -285,9 +285,11 @@ class Account:
     def adopt(self, domain: Account) -> None:
         """Become the parent of a domain in place of its present parent, or raise OverQuota and change nothing."""
         self.require_files(domain.num_files)
-        pages = np.flatnonzero(domain.pages.used).astype(np.int32)
-        if not lib.core_has_room_for(self.core, pointer(pages), pages.size, domain.other_bytes, domain.num_files):
-            raise self.refusal()
+        is_used = domain.pages.used > 0
+        for account in self.chain():
+            num_bytes = domain.other_bytes + self.sizes.total(is_used & (account.pages.all[: is_used.size] == 0))
+            if not lib.core_may_have(account.core, num_bytes, domain.num_files):
+                raise self.refusal()
         old, domain.parent = domain.parent, self
         assert old is not None
         for account, sign in ((old, -1), (self, 1)):

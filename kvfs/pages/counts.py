@@ -52,11 +52,11 @@ class Counts:
 
     def add(self, pages: IntArray) -> None:
         """Add 1 to a page's count each time that `pages` names the page."""
-        self._done(lib.counts_add(self._counts, pointer(pages), pages.size), pages)
+        self._done(lib.counts_add(self._counts, 0, pointer(pages), pages.size), pages)
 
     def subtract(self, pages: IntArray) -> None:
         """Subtract 1 from a page's count each time that `pages` names the page."""
-        self._done(lib.counts_subtract(self._counts, pointer(pages), pages.size), pages)
+        self._done(lib.counts_subtract(self._counts, 0, pointer(pages), pages.size), pages)
 
     def combine(self, operation: Callable[..., IntArray], other: Counts) -> None:
         """Add (`np.add`) or subtract (`np.subtract`) all counts of another object."""
@@ -79,7 +79,7 @@ class Counts:
 
 
 class PageSizes:
-    """Sizes of pages. Pages of other models, which are on disk alone, may have other sizes than the running model's."""
+    """Sizes of pages, by the numbers by which accounts know them. Pages of each model may have another size."""
 
     __slots__ = ("_others", "core")
 
@@ -94,15 +94,17 @@ class PageSizes:
             self._others = ffi.new("core_size[]", others)
             self.core.others, self.core.num_others = self._others, len(others)
 
-    def of(self, pages: IntArray) -> int:
-        """Return the size in bytes of each of these pages. The pages belong to one file, so all have the same size."""
-        return int(lib.core_page_bytes(self.core, pointer(pages), pages.size))
+    def of(self, pages: IntArray, base: int = 0) -> int:
+        """Return the size in bytes of each of these pages of a pool with this `base`. The pages belong to one file, so
+        all have the same size.
+        """
+        return int(lib.core_page_bytes(self.core, base, pointer(pages), pages.size))
 
-    def total(self, counts: npt.NDArray[np.integer]) -> int:
-        """Return the bytes of all pages with a count other than zero."""
+    def total(self, counts: npt.NDArray[np.integer], base: int = 0) -> int:
+        """Return the bytes of all pages with a count other than zero. The first count is of page `base`."""
         num_bytes = int(np.count_nonzero(counts)) * int(self.core.page_bytes)
         for each in self._each():
-            num_pages = int(np.count_nonzero(counts[each.first : each.stop]))
+            num_pages = int(np.count_nonzero(counts[max(0, each.first - base) : max(0, each.stop - base)]))
             num_bytes += num_pages * int(each.page_bytes - self.core.page_bytes)
         return num_bytes
 

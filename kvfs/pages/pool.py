@@ -95,8 +95,10 @@ class PagePool:
         num_foreign: int = 0,
         num_on_disk: int = 0,
         slot_files: Callable[[], SlotFiles] = NoSlotFiles,
+        base: int = 0,
     ) -> None:
-        """`accounts` has the limits; without `accounts` there are no limits.
+        """`accounts` has the limits; without `accounts` there are no limits. Several pools may have the same accounts,
+        which know page p of a pool as page `base` + p.
 
         `num_restored` pages are on disk from the beginning, in addition to the pages that fit into the store.
         `num_foreign` pages belong to other models, and are never in memory. `num_on_disk` pages may be on disk,
@@ -114,6 +116,11 @@ class PagePool:
         self.rows.tell(core.row)
         core.row_room = _FIRST_ROWS
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
+        assert base + num_numbers <= self.accounts.num_pages, "accounts have no numbers for the pages"
+        self.base = core.base = base
+        core.page_bytes = store.page_bytes
+        if base:
+            self.has_size(0, num_numbers, store.page_bytes)
         self.store = Frames(store, columns, core)
         """Frames, and the pages in them."""
         self.on_disk = PageSlots(columns, slot_files)
@@ -180,6 +187,18 @@ class PagePool:
         frames = self.store.of[pages]
         found: npt.NDArray[np.int64] = np.where(frames == NOWHERE, _SEVERAL, self._bytes_in[frames]) - _mark(0)
         return found
+
+    def has_size(self, first: int, stop: int, page_bytes: int) -> None:
+        """Note the size of the pages from `first` to `stop - 1`."""
+        self.accounts.sizes.add(self.base + first, self.base + stop, page_bytes)
+
+    def size_of(self, pages: IntArray) -> int:
+        """Return the size in bytes of each of these pages, which belong to one file."""
+        return self.accounts.sizes.of(pages, self.base)
+
+    def total_bytes(self, counts: npt.NDArray[np.integer]) -> int:
+        """Return the bytes of all pages with a count other than zero. The first count is of page 0."""
+        return self.accounts.sizes.total(counts, self.base)
 
     # References
 
@@ -307,7 +326,7 @@ class PagePool:
         """Add references to pages of `take_restored`, one for each mention. No limit applies, because the owner had
         these pages before.
         """
-        self.done(lib.core_charge(self.accounts.of(owner).core, pointer(pages), pages.size))
+        self.done(lib.core_charge(self.accounts.of(owner).core, self.base, pointer(pages), pages.size))
         self._references.add(pages)
 
     def end_bringing(self, pages: IntArray, frames: IntArray, owner: int) -> None:
@@ -317,7 +336,7 @@ class PagePool:
         """
         self.core.num_coming -= frames.size
         self.store.bind(pages, frames)
-        is_sole = self.accounts.of(owner).pages.all[pages] == self.refcount[pages]
+        is_sole = self.accounts.of(owner).pages.all[self.base + pages] == self.refcount[pages]
         self._bytes_in[frames] = np.where(is_sole, _mark(owner), _SEVERAL)
 
     # Digests
@@ -355,7 +374,12 @@ class PagePool:
             raise AssertionError(f"{num_entries} entries are said to be in pages {pages} filled to {fill}")
 
     def check(self, *holders: Iterable[PageHolder]) -> None:
-        """Raise AssertionError unless these holders account for every reference.
+        """Raise AssertionError unless these holders account for every reference. No other pool has these accounts."""
+        self.accounts.check_pages(self.held(*holders))
+
+    def held(self, *holders: Iterable[PageHolder]) -> list[tuple[int, IntArray]]:
+        """Return pairs of an account number and pages that the account holds, by the numbers that accounts know. Raise
+        AssertionError unless these holders have every reference of the pool.
 
         This takes a few microseconds for each holder. The method has no `assert`, so that it works under `python -O`.
         """
@@ -364,7 +388,7 @@ class PagePool:
             holder.check()
             held.append((holder.owner, holder.held_pages()))
         self._check_references(np.concatenate([pages for _, pages in held]) if held else np.empty(0, np.int32))
-        self.accounts.check_pages(held)
+        return [(owner, self.base + pages) for owner, pages in held]
 
     def _check_references(self, held: IntArray) -> None:
         """Check the pages that were ever used. The other pages are free, if the free list is sound.

@@ -48,7 +48,7 @@ def find_twins(pool: PagePool, owner: int, entries: Entries, digests: Digests) -
     # A copy, because flatnonzero reads the array twice: a change between the two passes would give invalid numbers.
     known = np.flatnonzero(pool.has_digest[: pool.top].copy()).astype(np.int32)
     known = known[pool.owners_of(known) == owner]
-    known = known[pool.accounts.holds(owner, known)]
+    known = known[pool.accounts.holds(owner, pool.base + known)]
     if not known.size:
         return twins
     keys = _keys(pool.digests[known])
@@ -67,7 +67,7 @@ def true_twins(
         & pool.has_digest[twins]
         & (pool.fill[twins] == PAGE_ENTRIES)
         & (pool.owners_of(twins) == owner)
-        & pool.accounts.holds(owner, twins)
+        & pool.accounts.holds(owner, pool.base + twins)
     )
     # The remaining comparisons are most of the work, so they are done only for pages that passed.
     candidates = np.flatnonzero(true)

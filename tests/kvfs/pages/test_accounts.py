@@ -11,7 +11,7 @@ from kvfs.pages.free_list import pointer
 from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable
 from libsym.errors import OverQuota, SymError
-from tests.kvfs.fakes import FakeDecoder, FakeStore
+from tests.kvfs.fakes import FakeDecoder, FakeFacts, FakeStore, commit_all
 
 ROOT, ANN, BOB = 0, 1001, 1002
 MOST_PAGES = 4
@@ -69,10 +69,10 @@ def test_accounts_that_hold_nothing_are_forgotten_and_others_never(
 def test_the_check_finds_a_wrong_charge(pool: PagePool, accounts: Accounts, decoder: FakeDecoder) -> None:
     table = PageTable(pool, ANN)
     decoder.append(table, [1])
-    assert lib.core_charge(accounts.of(BOB).core, pointer(table.pages), 1) == lib.CORE_DONE
+    assert lib.core_charge(accounts.of(BOB).core, 0, pointer(table.pages), 1) == lib.CORE_DONE
     with pytest.raises(AssertionError, match="uid 1002 is charged"):
         pool.check([table])
-    assert lib.core_refund(accounts.of(BOB).core, pointer(table.pages), 1) == lib.CORE_DONE
+    assert lib.core_refund(accounts.of(BOB).core, 0, pointer(table.pages), 1) == lib.CORE_DONE
     table.close()
 
 
@@ -103,3 +103,53 @@ def test_each_uid_has_the_weight_that_it_was_given_also_after_it_was_forgotten()
     assert 1000 not in {account.number for account in accounts}
     assert accounts.of(1000).weight == 2.5
     assert accounts.new_domain(accounts.of(1000), AccountLimits(), lambda: "d").weight == 1.0
+
+
+@pytest.fixture
+def two_pools() -> Iterator[tuple[PagePool, PagePool]]:
+    """Pools of two models, whose pages have 4 and 8 KiB, over the same accounts. A user may hold 20 KiB and a byte."""
+    small, large = FakeStore(FakeFacts(), 16), FakeStore(FakeFacts(head_dim=8), 8)
+    accounts = Accounts(24, small.page_bytes, AccountLimits(num_bytes=5 * small.page_bytes + 1))
+    yield PagePool(small, accounts), PagePool(large, accounts, base=16)
+    assert not any(account.num_bytes for account in accounts)
+
+
+def test_an_account_pays_for_the_pages_of_several_pools_each_by_its_size(two_pools: tuple[PagePool, PagePool]) -> None:
+    small, large = two_pools
+    accounts = small.accounts
+    one, other = PageTable(small, ANN), PageTable(large, ANN)
+    commit_all(one.reserve(range(32), None))
+    commit_all(other.reserve(range(64), None))
+    assert one.pages.tolist() == [0]
+    assert other.pages.tolist() == [0, 1]
+    assert accounts.of(ANN).num_bytes == 4096 + 2 * 8192
+    with pytest.raises(OverQuota, match="8192 more are wanted"):
+        other.reserve(range(32), None)
+    fork = other.fork(ANN)  # takes no page
+    with pytest.raises(OverQuota):
+        PageTable(small, ANN).reserve(range(33), None)
+    accounts.check_pages(small.held([one]) + large.held([other, fork]))
+    with pytest.raises(AssertionError, match="uid 1001 is charged"):
+        accounts.check_pages(small.held([one]))
+    for each in (one, other, fork):
+        each.close()
+    accounts.check_pages(small.held() + large.held())
+
+
+def test_a_domain_moves_to_another_user_with_pages_of_several_sizes(two_pools: tuple[PagePool, PagePool]) -> None:
+    small, large = two_pools
+    accounts = small.accounts
+    domain = accounts.new_domain(accounts.of(ANN), AccountLimits(), lambda: "a domain")
+    one, other, bobs = PageTable(small, domain.number), PageTable(large, domain.number), PageTable(small, BOB)
+    commit_all(one.reserve(range(32), None))
+    commit_all(other.reserve(range(64), None))
+    commit_all(bobs.reserve(range(1), None))
+    with pytest.raises(OverQuota, match="20480 more are wanted"):
+        accounts.of(BOB).adopt(domain)
+    assert [accounts.of(uid).num_bytes for uid in (ANN, BOB)] == [20480, 4096]
+    bobs.close()
+    accounts.of(BOB).adopt(domain)
+    assert [accounts.of(uid).num_bytes for uid in (ANN, BOB)] == [0, 20480]
+    accounts.check_pages(small.held([one]) + large.held([other]))
+    for each in (one, other):
+        each.close()
