@@ -43,9 +43,10 @@ from kvfs.names.tree import PathOf
 from kvfs.names.walk import Paths, Place
 from kvfs.pages.accounts import Account
 from kvfs.pages.assemble import Assembly, Ranges, SourceRanges, ranges_within
-from kvfs.pages.pool import RUNNING, PagePool
+from kvfs.pages.pool import PagePool
 from kvfs.pages.table import PageTable, Reservation
 from kvfs.tiers.tickets import Engine, NoEngine, NoPressure, Pressure
+from kvfs.volume.served import Serving
 from kvfs.volume.volume import Volume, VolumeStatistics
 from libsym.abi import RANGE_END, Advice
 from libsym.errors import (
@@ -191,6 +192,7 @@ class FileSystem:
         root_mode: int = 0o755,
         engine: Callable[[], Engine] = NoEngine,
         pressure: Callable[[], Pressure] = NoPressure,
+        more: Sequence[Serving] = (),
     ) -> None:
         """For the arguments, see `Volume`."""
         self.volume = Volume(
@@ -206,6 +208,7 @@ class FileSystem:
             root_mode=root_mode,
             engine=engine,
             pressure=pressure,
+            more=more,
         )
         self._tree = self.volume.tree
         self._paths = Paths(self._tree)
@@ -253,13 +256,13 @@ class FileSystem:
 
     # Handles
 
-    def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600, arena: int = RUNNING) -> OpenKv:
+    def kv_create(self, creds: Credentials, path: str | None, mode: int = 0o600, model: int = 0) -> OpenKv:
         """Make a new, empty KV file, open for writing. Without a path, the file is anonymous, and is freed when it is
-        closed. `arena`: the arena of the model that the file belongs to.
+        closed. `model`: the number of the model that the file belongs to.
         """
         _check_mode(mode)
         place = self._free_place(creds, path)
-        return self._create(creds, place, mode, partial(self._new, arena=arena))
+        return self._create(creds, place, mode, partial(self._new, model=model))
 
     def kv_open(self, creds: Credentials, path: str, *, write: bool) -> OpenKv:
         """Open an existing KV file. `write` needs read permission too: an append attends to existing entries."""
@@ -301,13 +304,13 @@ class FileSystem:
             )
         return file
 
-    def kv_create_claimed(self, creds: Credentials, claim: Claim, mode: int, arena: int = RUNNING) -> OpenKv:
+    def kv_create_claimed(self, creds: Credentials, claim: Claim, mode: int, model: int = 0) -> OpenKv:
         """Make an anonymous file, charged to the account that its claimed name implies. Closing the file releases the
         claim.
         """
         _check_mode(mode)
         payer = self._payer(creds, claim.place)
-        file = self._create(creds, None, mode, partial(self._new, arena=arena), payer)
+        file = self._create(creds, None, mode, partial(self._new, model=model), payer)
         file.claim = claim
         return file
 
@@ -406,7 +409,7 @@ class FileSystem:
             raise
         if isinstance(assembly, Assembly):
             file.content.marks = self._marks.get(assembly, ())
-        self.volume.pager.filled(file.table)
+        self.volume.pager_of(file.table).filled(file.table)
         return file
 
     def kv_close(self, handle: OpenKv) -> None:
@@ -419,7 +422,7 @@ class FileSystem:
         self._give_up_claim(handle)
         if handle.writable and self._tree.agreement is not None:
             self._tree.agreement.end_writing(handle.inode)
-        self.volume.pager.closed(handle.table)
+        self.volume.pager_of(handle.table).closed(handle.table)
         self.volume.release_kv(handle.content)
         self._tree.closed(handle.inode)
 
@@ -690,8 +693,8 @@ class FileSystem:
         mode = mode_for_new(place.directory, creds, mode)
         return self._tree.make(place.directory, place.name, stat.S_IFREG, mode=mode, uid=creds.uid, gid=creds.gid)
 
-    def _new(self, owner: int, arena: int = RUNNING) -> KvFile:
-        return self.volume.new_kv(PageTable(self.pool, owner, arena=arena))
+    def _new(self, owner: int, model: int = 0) -> KvFile:
+        return self.volume.new_kv(PageTable(self.volume.served[model].pool, owner))
 
     def give_up(self, claim: Claim) -> None:
         """Release a claim to the next waiter. If the claim was not acquired, do nothing."""
@@ -719,7 +722,7 @@ class FileSystem:
         self._tree.opened(inode)
         if writable and self._tree.agreement is not None:
             self._tree.agreement.begin_writing(inode)
-        self.volume.pager.opened(content.table)
+        self.volume.pager_of(content.table).opened(content.table)
         return OpenKv(inode, content, writable, origin)
 
     def _origin(self, creds: Credentials, path: str, inode: Inode) -> tuple[int, bytes]:
@@ -765,9 +768,9 @@ class FileSystem:
         others_use_it = inode.opens > (handle is not None)
         for kind, _value in advice:
             if kind == Advice.WILLNEED:
-                self.volume.pager.will_need(kv.table)
+                self.volume.pager_of(kv.table).will_need(kv.table)
             elif kind == Advice.COLD and not new.is_pinned and (is_owners or not others_use_it):
-                self.volume.pager.demote(kv.table)
+                self.volume.pager_of(kv.table).demote(kv.table)
 
     def _stat(self, inode: Inode, content: KvFile | None) -> KvStat:
         table = None if content is None else content.table
@@ -789,8 +792,8 @@ class FileSystem:
             ttl_s=inode.advice.ttl_s,
             priority=inode.advice.priority,
             lost_tokens=0 if content is None else content.lost,
-            tier="" if table is None else self.volume.pager.tier_of(table),
-            memory_pages=0 if table is None else self.volume.pager.num_in_memory(table),
+            tier="" if table is None else self.volume.pager_of(table).tier_of(table),
+            memory_pages=0 if table is None else self.volume.pager_of(table).num_in_memory(table),
             other_bits=0 if content is None else content.num_other_bits(self.volume.bits),
             turns=() if content is None else content.fitting_turns(),
         )

@@ -214,7 +214,7 @@ class ControlTree:
         if flags & os.O_TRUNC:
             self._fs.volume.empty_kv(inode)
         opened = self._fs.kv_open_inode(inode, write=True)
-        self._fs.volume.pager.will_need(opened.table)
+        self._fs.volume.pager_of(opened.table).will_need(opened.table)
         writer = TextWriter(self._fs, self._files, opened, holdings, is_new=False, pid=pid)
         return self._keep(self._text_handle(inode, writer, appends=bool(flags & os.O_APPEND)))
 

@@ -126,7 +126,7 @@ class ChangesReader:
         return own is not None and self._volume.pool.accounts.is_within(core.account, own)
 
     def _file(self, core: Any, creds: Credentials, own: Account | None) -> FileChange | None:
-        inode, kv = self._volume.file_in(core.row)
+        inode, kv = self._volume.file_in(self._core, core.row)
         if inode is not None and inode.content is not kv:
             return None  # a version that only handles have
         uid = core.uid if inode is None else inode.uid

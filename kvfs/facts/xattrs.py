@@ -116,7 +116,7 @@ def _own(volume: Volume, inode: Inode) -> dict[bytes, bytes]:
     kv = inode.content
     if isinstance(kv, KvFile):
         ending = {LOST: kv.lost, OTHER_BITS: kv.num_other_bits(volume.bits)}
-        tier = {TIER: volume.pager.tier_of(kv.table).encode()}
+        tier = {TIER: volume.pager_of(kv.table).tier_of(kv.table).encode()}
         return tier | advice.attributes(inode.advice) | {name: b"%d" % count for name, count in ending.items() if count}
     if isinstance(kv, PlainFile):  # advice takes effect when the file becomes a KV file
         none = advice.attributes(advice.NO_ADVICE)
@@ -195,7 +195,8 @@ async def move(volume: Volume, inode: Inode, value: bytes, uid: int, patience_s:
     if not isinstance(kv, KvFile):
         raise NotSupported(f"{path} is no KV file: only their pages go from memory to disk and back")
     require_owner(inode, Credentials(uid, 0), path)
-    moves = {"disk": volume.pager.put_on_disk, "memory": volume.pager.put_in_memory}
+    pager = volume.pager_of(kv.table)
+    moves = {"disk": pager.put_on_disk, "memory": pager.put_in_memory}
     if wanted not in moves:
         raise Invalid(f"{path}: user.kv.tier can be set to memory or disk, not {wanted!r}")
     if wanted == "memory":

@@ -95,7 +95,7 @@ async def take_in(volume: Volume, inode: Inode, disk: DiskWork, until_s: float) 
 async def _import(volume: Volume, inode: Inode, content: PlainFile, disk: DiskWork, until_s: float) -> None:
     size = content.size
     beginning = _Beginning(await disk.read(content, 0, LENGTH_BYTES + MAX_HEADER_BYTES, until_s), size)
-    plan = parse_header(volume.image_format, beginning)
+    plan = volume.parse_image(beginning)
     try:
         incoming = await _begin(volume, plan, inode, disk)
     except (NoSpace, OverQuota):

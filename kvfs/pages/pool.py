@@ -96,6 +96,7 @@ class PagePool:
         num_on_disk: int = 0,
         slot_files: Callable[[], SlotFiles] = NoSlotFiles,
         base: int = 0,
+        number: int = 0,
     ) -> None:
         """`accounts` has the limits; without `accounts` there are no limits. Several pools may have the same accounts,
         which know page p of a pool as page `base` + p.
@@ -118,6 +119,8 @@ class PagePool:
         self.accounts = Accounts(num_numbers, store.page_bytes) if accounts is None else accounts
         assert base + num_numbers <= self.accounts.num_pages, "accounts have no numbers for the pages"
         self.base = core.base = base
+        self.number = number
+        """The number of the pool, and of the served model whose pages it has."""
         core.page_bytes = store.page_bytes
         if base:
             self.has_size(0, num_numbers, store.page_bytes)

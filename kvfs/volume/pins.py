@@ -16,7 +16,7 @@ from kvfs.base.alarms import Alarm, Alarms
 from kvfs.names.content import OWN, KvFile
 from kvfs.names.inode import Inode
 from kvfs.names.retention import FileAdvice
-from kvfs.pages.pool import PagePool
+from kvfs.pages.accounts import Accounts
 from kvfs.pages.table import PageTable
 from kvfs.tiers.pager import Pager
 from libsym.errors import OverQuota
@@ -29,10 +29,12 @@ FOR_GOOD = float("inf")
 class Pins:
     """The pinned files of one volume. Owned by the trio thread."""
 
-    def __init__(self, pager: Pager, pool: PagePool, alarms: Alarms, end: Callable[[Inode], None]) -> None:
-        """`end` is called for each file whose lease ends."""
-        self._pager = pager
-        self._pool = pool
+    def __init__(
+        self, pager_of: Callable[[PageTable], Pager], accounts: Accounts, alarms: Alarms, end: Callable[[Inode], None]
+    ) -> None:
+        """`pager_of` returns the pager of a file's pages. `end` is called for each file whose lease ends."""
+        self._pager_of = pager_of
+        self._accounts = accounts
         self._alarms = alarms
         self._end = end
         self._inodes: dict[int, Inode] = {}
@@ -40,11 +42,12 @@ class Pins:
 
     def require(self, inode: Inode, kv: KvFile) -> None:
         """Raise OverQuota if the file's owner may not pin this file in addition to his pinned files."""
-        if self._pool.accounts.is_exempt(inode.uid):
+        if self._accounts.is_exempt(inode.uid):
             return
-        tables = [kv.table, *(table for each in self._inodes.values() if each.uid == inode.uid for table in _of(each))]
+        others = (table for each in self._inodes.values() if each.uid == inode.uid for table in _of(each))
+        tables = [kv.table, *(table for table in others if table.pool is kv.table.pool)]
         wanted = np.unique(np.concatenate([table.pages for table in tables])).size
-        may_be = self._pager.departures.max_kept // USERS_PART
+        may_be = self._pager_of(kv.table).departures.max_kept // USERS_PART
         if wanted > may_be:
             raise OverQuota(
                 f"uid {inode.uid} would have {wanted} pages pinned, and {may_be} is the most that one user may: "
@@ -59,18 +62,18 @@ class Pins:
         if new.is_pinned:
             if isinstance(kv, KvFile) and kv.identity == OWN:
                 self.require(inode, kv)
-                self._pager.pin_file(kv.table, self._until_s(new))
+                self._pager_of(kv.table).pin_file(kv.table, self._until_s(new))
             self._inodes[inode.number] = inode
         elif old.is_pinned:
             self.forget(inode)
             if isinstance(kv, KvFile) and kv.identity == OWN:
-                self._pager.unpin_file(kv.table)
+                self._pager_of(kv.table).unpin_file(kv.table)
         self._set_lease(inode, new)
 
     def content_goes(self, inode: Inode, kv: KvFile) -> None:
         """Unpin a version that is no longer the content of its file. Handles may still have it open."""
         if inode.number in self._inodes and kv.identity == OWN:
-            self._pager.unpin_file(kv.table)
+            self._pager_of(kv.table).unpin_file(kv.table)
 
     def forget(self, inode: Inode) -> None:
         """Forget a file that has lost its last name."""

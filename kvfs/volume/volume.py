@@ -21,7 +21,7 @@ from typing import Any
 from kvfs._pages import ffi, lib
 from kvfs.base.alarms import Alarms
 from kvfs.images.format import ImageFormat
-from kvfs.images.header import ImagePlan
+from kvfs.images.header import ByteSource, ImagePlan, parse_header
 from kvfs.images.importer import ImageImport, Survey, num_pages_to_take, survey
 from kvfs.images.model_facts import ModelFacts, mismatch
 from kvfs.images.snapshot import Snapshot
@@ -45,6 +45,7 @@ from kvfs.tiers.tickets import Engine, NoEngine, NoPressure, Pressure
 from kvfs.volume.expiry import Expiry
 from kvfs.volume.heat import Heat
 from kvfs.volume.pins import Pins
+from kvfs.volume.served import Served, Serving
 from kvfs.volume.storage import InMemory, Storage
 from libsym.errors import Busy, Invalid, IsDirectory, NotSupported, OverQuota, SymError
 
@@ -111,8 +112,12 @@ class Volume:
         root_mode: int = 0o755,
         engine: Callable[[], Engine] = NoEngine,
         pressure: Callable[[], Pressure] = NoPressure,
+        more: Sequence[Serving] = (),
     ) -> None:
-        """`changes` is told of everything that has to be kept. `root_mode` is the root's mode until a user changes it.
+        """`pool` and `model` are those of the default model. `more` has the other served models, whose pools have the
+        same accounts.
+
+        `changes` is told of everything that has to be kept. `root_mode` is the root's mode until a user changes it.
 
         `bits` describes what determines the bits of computed numbers, apart from the model. With `same_bits`, a file
         with entries that were computed with other `bits` is not opened. `engine`, `pressure`: see `kvfs.tiers.tickets`.
@@ -120,7 +125,8 @@ class Volume:
         self.pool = pool
         self.model = model
         self.image_format = ImageFormat(model)
-        self._formats = {OWN: self.image_format}
+        self._formats: dict[int, ImageFormat] = {}
+        """Formats of images of models that are not served, by identity."""
         self.storage: Storage = InMemory()
         """The storage that keeps the tree."""
         self.bits = bits
@@ -139,17 +145,28 @@ class Volume:
         self.alarms = Alarms()
         """Alarms of the tree. A task has to `run` them."""
         self._expiry = Expiry(self.tree, self.alarms)
-        self.pager = Pager(pool, engine, pressure, see=lambda core: self.see(core)[1].table)
-        """The pager, which decides which pages are in memory."""
-        self._engine = engine
+        self.served = tuple(
+            Served(
+                facts,
+                ImageFormat(facts),
+                pages,
+                Pager(pages, computes, pressure, see=lambda core: self.see(core)[1].table),
+                computes,
+            )
+            for pages, facts, computes in (Serving(pool, model, engine), *more)
+        )
+        """The served models. The first one is the default."""
+        self._of_pool = {each.pool: each for each in self.served}
+        self._of_core = {_address(each.pool.core): each for each in self.served}
+        assert all(each.pool.accounts is pool.accounts for each in self.served), "pools have different accounts"
+        self.pager = self.served[0].pager
+        """The pager of the default model. A pager decides which pages are in memory."""
         self.heat = Heat(used=self._used)
         """How much each file was used in the last minutes."""
         self.domains = Domains(self.tree, pool.accounts)
         self.locks = FileLocks()
-        self.pins = Pins(self.pager, pool, self.alarms, self._unpin)
+        self.pins = Pins(self.pager_of, pool.accounts, self.alarms, self._unpin)
         """Files that stay in memory by advice."""
-        self._files: dict[int, tuple[Inode, KvFile]] = {}
-        """The inode and KV file of each row of the pager. The inode may have other content by now."""
         self.backing_dir = backing_dir
         self.disk = disk or Disk()
         """The disk that `backing_dir` is on."""
@@ -180,15 +197,15 @@ class Volume:
 
     def _added(self, kv: KvFile) -> KvFile:
         if kv.identity == OWN:
-            self.pager.add(kv.table)
+            self.pager_of(kv.table).add(kv.table)
         self._kv_files.add(kv)
         return kv
 
     def release_kv(self, kv: KvFile) -> None:
         """Remove a user of a version. The removal of the last user frees the version's pages."""
         if kv.users == 1 and kv.identity == OWN:
-            self._files.pop(kv.table.row, None)
-            self.pager.remove(kv.table)
+            self.of(kv.table).files.pop(kv.table.row, None)
+            self.pager_of(kv.table).remove(kv.table)
         if kv.release():
             self._kv_files.remove(kv)
 
@@ -196,9 +213,34 @@ class Volume:
         """Add the format of pages of another model, or of another precision."""
         self._formats[identity] = ImageFormat(facts)
 
+    def of(self, table: PageTable) -> Served:
+        """Return the served model that a table's file belongs to."""
+        return self._of_pool[table.pool]
+
+    def pager_of(self, table: PageTable | Assembly) -> Pager:
+        """Return the pager of a file's pages."""
+        return self._of_pool[table.pool].pager
+
+    def parse_image(self, source: ByteSource) -> ImagePlan:
+        """Check the header of an image of any served model. Invalid: no served model can use the image. The message is
+        that of the default model.
+        """
+        refusal: Invalid | None = None
+        for each in self.served:
+            try:
+                return parse_header(each.image_format, source)
+            except Invalid as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
+
+    def of_plan(self, plan: ImagePlan) -> Served:
+        """Return the served model whose image was parsed."""
+        return next(each for each in self.served if each.facts is plan.image_format.facts)
+
     def format_of(self, kv: KvFile) -> ImageFormat:
         """Return the format of a file's images."""
-        return self._formats[kv.identity]
+        return self.of(kv.table).image_format if kv.identity == OWN else self._formats[kv.identity]
 
     def model_of(self, kv: KvFile) -> ModelFacts:
         """Return the facts of the model that computed a file's entries. The daemon need not serve that model."""
@@ -256,12 +298,12 @@ class Volume:
         if num_entries != kv.table.length:
             gone = kv.table.pages[pages_for(num_entries) :].copy()
             kv.cut(num_entries)
-            self.pager.was_cut(kv.table, gone)
+            self.pager_of(kv.table).was_cut(kv.table, gone)
 
     def empty_kv(self, inode: Inode) -> None:
         """Give a KV file a new, empty version. Handles on the old version keep the old version."""
         assert isinstance(inode.content, KvFile)
-        self._replace(inode, self.new_kv(PageTable(self.pool, _payer(inode))))
+        self._replace(inode, self.new_kv(PageTable(inode.content.table.pool, _payer(inode))))
         inode.modified()
 
     def fork(self, origin: Inode, source: KvFile, owner: int, snapshot: Snapshot | None = None) -> KvFile:
@@ -269,7 +311,7 @@ class Volume:
         `KvFile.fork`.
         """
         fork = self._added(source.fork(origin.number, owner, snapshot))
-        self.pager.forked(source.table)
+        self.pager_of(source.table).forked(source.table)
         return fork
 
     def fork_into(self, snapshot: Snapshot, origin: Inode, source: KvFile, inode: Inode) -> None:
@@ -342,39 +384,43 @@ class Volume:
         kv.table.is_of(inode.number, inode.uid)
         row = kv.table.row
         if row != NO_ROW:
-            self._files[row] = inode, kv
-            self.pager.residents.priority[row] = inode.advice.priority
+            of = self.of(kv.table)
+            of.files[row] = inode, kv
+            of.pager.residents.priority[row] = inode.advice.priority
 
     def see(self, core: Any) -> tuple[Inode, KvFile]:
         """Return the file of a core table that has a row. If Python has no objects for a branch yet, they are made."""
-        found = self._files.get(core.row)
+        of = self._of_core[_address(core.pool)]
+        found = of.files.get(core.row)
         if found is not None:
             return found
-        table = PageTable(self.pool, core.account.number, arena=core.arena, core=core)
+        table = PageTable(of.pool, core.account.number, arena=core.arena, core=core)
         inode, kv = self.tree.see(table), KvFile.of_branch(table)
-        self.pager.residents.has(table)
+        of.pager.residents.has(table)
         self._kv_files.add(kv)
         self.show(inode, kv)
         if core.is_reserved:
             table.reservation = Reservation(table)
         if core.stay:
-            self._engine().adopt(core)
+            of.engine().adopt(core)
         return inode, kv
 
     def see_all(self) -> None:
         """Make the Python objects of all branches."""
-        core = ffi.NULL
-        while core := lib.core_next_branch(self.pool.core, core):
-            self.see(core)
+        for each in self.served:
+            core = ffi.NULL
+            while core := lib.core_next_branch(each.pool.core, core):
+                self.see(core)
 
     def _used(self) -> Iterator[tuple[Inode, KvFile]]:
         """Return the files that the core has used since the last call."""
-        core, self.pool.core.used = self.pool.core.used, ffi.NULL
-        while core:
-            core.is_used = False
-            if (found := self._files.get(core.row)) is not None:
-                yield found
-            core = core.next_used
+        for each in self.served:
+            core, each.pool.core.used = each.pool.core.used, ffi.NULL
+            while core:
+                core.is_used = False
+                if (found := each.files.get(core.row)) is not None:
+                    yield found
+                core = core.next_used
 
     def resume_pin(self, inode: Inode) -> None:
         """Pin a file again after its pages have changed, or while they are not in memory yet. If it can't be pinned,
@@ -388,11 +434,11 @@ class Volume:
 
     def file_of(self, table: PageTable) -> tuple[Inode, KvFile] | None:
         """Return the file that a table belongs to. None: the file is gone, or belongs to another model."""
-        return self._files.get(table.row)
+        return self.of(table).files.get(table.row)
 
-    def file_in(self, row: int) -> tuple[Inode, KvFile] | tuple[None, None]:
-        """Return the file in a row of the pager. None: only the core has the file, or the file is not shown yet."""
-        return self._files.get(row, (None, None))
+    def file_in(self, pool: Any, row: int) -> tuple[Inode, KvFile] | tuple[None, None]:
+        """Return the file in a row of a `core_pool`. None: only the core has the file, or it is not shown yet."""
+        return self._of_core[_address(pool)].files.get(row, (None, None))
 
     def has_kv(self, number: int) -> bool:
         """Whether the inode exists and is a KV file."""
@@ -401,7 +447,7 @@ class Volume:
     def _note_priority(self, inode: Inode) -> None:
         kv = inode.content
         if isinstance(kv, KvFile) and kv.table.row != NO_ROW:
-            self.pager.residents.priority[kv.table.row] = inode.advice.priority
+            self.pager_of(kv.table).residents.priority[kv.table.row] = inode.advice.priority
 
     def _unpin(self, inode: Inode) -> None:
         """End a pin whose lease is over."""
@@ -544,19 +590,20 @@ class Volume:
 
         NoSpace: enough frames can't become free.
         """
+        of = self.of_plan(plan)
         while True:
             owner, content = _payer(inode), inode.content
             assert isinstance(content, PlainFile)
-            num_pages = num_pages_to_take(self.pool, plan, owner, surveyed)
+            num_pages = num_pages_to_take(of.pool, plan, owner, surveyed)
             self._charge(inode, content, 0)
             try:
-                self.pool.require_free(num_pages, owner)  # before `room`, which may evict pages
+                of.pool.require_free(num_pages, owner)  # before `room`, which may evict pages
             finally:
                 self._charge(inode, content, content.size)
-            frames = await self.pager.room(num_pages, owner)
-            if inode.content is content and num_pages == num_pages_to_take(self.pool, plan, owner, surveyed):
+            frames = await of.pager.room(num_pages, owner)
+            if inode.content is content and num_pages == num_pages_to_take(of.pool, plan, owner, surveyed):
                 return frames
-            self.pool.return_frames(frames)
+            of.pool.return_frames(frames)
             if inode.content is not content:
                 raise Busy(f"{self.tree.path_of(inode)} was emptied or removed while it was read")
 
@@ -569,24 +616,24 @@ class Volume:
         From then on the import's own pages are charged, and the charge for the plain file's bytes is lowered by the
         same amount. So if the import fails, the file's room has not been given to other files.
         """
-        content = inode.content
+        content, pool = inode.content, self.of_plan(plan).pool
         assert isinstance(content, PlainFile)
         self._charge(inode, content, 0)
         try:
-            incoming = ImageImport(self.pool, plan, _payer(inode), surveyed, frames)
+            incoming = ImageImport(pool, plan, _payer(inode), surveyed, frames)
         except BaseException:
             self._charge(inode, content, content.size)
             if frames is not None:
-                self.pool.return_frames(frames)
+                pool.return_frames(frames)
             raise
-        self._charge(inode, content, max(0, content.size - incoming.num_own_pages * self.pool.page_bytes))
+        self._charge(inode, content, max(0, content.size - incoming.num_own_pages * pool.page_bytes))
         self._imports[incoming] = content
         self._changing.add(content)
         return incoming
 
     def survey_import(self, plan: ImagePlan, inode: Inode) -> Callable[..., Survey]:
         """Return a function for a worker, which finds the pages of an image that are already in the pool."""
-        return partial(survey, self.pool, plan, _payer(inode))
+        return partial(survey, self.of_plan(plan).pool, plan, _payer(inode))
 
     def abandon_import(self, incoming: ImageImport, inode: Inode) -> None:
         """End an import, and free its pages. The file may have been removed or emptied meanwhile."""
@@ -606,15 +653,19 @@ class Volume:
             raise
         kv = self.new_kv(table)
         kv.is_arriving, kv.turns = True, incoming.plan.turns
-        self.pager.filled(table)
+        self.pager_of(table).filled(table)
         self._replace(inode, kv)
         self.heat.note(inode, kv)
 
     # Entries of other files and of peers
 
     def begin_assembly(self, owner: int, pieces: Sequence[SourceRanges], *, rebase: bool) -> Assembly:
-        """Take references on the sources of a new file, as they are now."""
-        assembly = Assembly(self.pool, owner, pieces, rebase=rebase, max_positions=self.model.max_positions)
+        """Take references on the sources of a new file, as they are now. Invalid: they are of several models."""
+        of = {self.of(piece.table): None for piece in pieces} or {self.served[0]: None}
+        if len(of) > 1:
+            raise Invalid(f"files of {' and '.join(each.facts.name for each in of)} can't be one: each has its own KV")
+        (model,) = of
+        assembly = Assembly(model.pool, owner, pieces, rebase=rebase, max_positions=model.facts.max_positions)
         self._assemblies.add(assembly)
         return assembly
 
@@ -622,17 +673,18 @@ class Volume:
         """Begin the import of an image that is no file here, as soon as memory has room. The import ends as an assembly
         does.
         """
+        of = self.of_plan(plan)
         while True:
-            num_pages = num_pages_to_take(self.pool, plan, owner, surveyed)
-            self.pool.require_free(num_pages, owner)  # before `room`, which may evict pages
-            frames = await self.pager.room(num_pages, owner)
-            if num_pages == num_pages_to_take(self.pool, plan, owner, surveyed):
+            num_pages = num_pages_to_take(of.pool, plan, owner, surveyed)
+            of.pool.require_free(num_pages, owner)  # before `room`, which may evict pages
+            frames = await of.pager.room(num_pages, owner)
+            if num_pages == num_pages_to_take(of.pool, plan, owner, surveyed):
                 break
-            self.pool.return_frames(frames)
+            of.pool.return_frames(frames)
         try:
-            incoming = ImageImport(self.pool, plan, owner, surveyed, frames)
+            incoming = ImageImport(of.pool, plan, owner, surveyed, frames)
         except BaseException:
-            self.pool.return_frames(frames)
+            of.pool.return_frames(frames)
             raise
         self._assemblies.add(incoming)
         return incoming
@@ -710,13 +762,23 @@ class Volume:
         assert shown <= self._kv_files, "an inode shows a version that was given back"
         tables = [kv.table for kv in self._kv_files]
         sources = [source for each in self._assemblies if isinstance(each, Assembly) for source in each.sources]
-        self.pool.check(tables, sources, self.pager.held(), self._snapshots, self._imports, self._assemblies)
+        holders: list[PageTable | Snapshot | ImageImport | Assembly]
+        holders = [*tables, *sources, *self._snapshots, *self._imports, *self._assemblies]
+        held = list[tuple[int, IntArray]]()
+        for of in self.served:
+            held += of.pool.held([each for each in holders if each.pool is of.pool], of.pager.held())
+        self.pool.accounts.check_pages(held)
         self.storage.check()
 
     @property
     def num_kv_versions(self) -> int:
         """Number of versions of KV files that have a user, with or without a name."""
         return len(self._kv_files) + int(self.tree.core.num_branches)
+
+
+def _address(pool: Any) -> int:
+    """Return the address of a `core_pool`."""
+    return int(ffi.cast("uintptr_t", pool))
 
 
 def _account(inode: Inode) -> Account:

@@ -62,7 +62,7 @@ class Assembler:
         try:
             await trio.to_thread.run_sync(assembly.plan, limiter=self._workers)
             num_new, pages = assembly.num_new_pages, assembly.pages_to_read()
-            async with self._fs.volume.pager.hold_pages(pages, num_new, assembly.owner) as frames:
+            async with self._fs.volume.pager_of(assembly).hold_pages(pages, num_new, assembly.owner) as frames:
                 assembly.reserve(frames)
                 await trio.to_thread.run_sync(assembly.fill, trio.from_thread.check_cancelled, limiter=self._workers)
         except BaseException:

@@ -1,6 +1,6 @@
 """The models that the daemon serves, and the operations by which programs ask for them: MODEL_INFO and USE_MODEL.
 
-A KV file belongs to one model, for good: the number of its table's arena is the model's number. So an operation on an
+A KV file belongs to one model, for good: the number of its table's pool is the model's number. So an operation on an
 open file asks `Models.of` for the file's model. An operation without a file asks for the connection's model, which is
 the first one until USE_MODEL chooses another.
 """
@@ -27,7 +27,7 @@ class ServedModel:
     """A model that the daemon serves."""
 
     number: int
-    """The number of the arena that holds the pages of the model's files."""
+    """The number of the pool that holds the pages of the model's files."""
     name: str
     text: TextModel
     limited: Limited
@@ -55,7 +55,7 @@ class Models:
 
     def of(self, file: OpenKv) -> ServedModel:
         """Return the model of an open file."""
-        return self._served[file.table.arena]
+        return self._served[file.table.pool.number]
 
     def of_lip(self, lip: Lip) -> ServedModel:
         """Return the model of a connection."""

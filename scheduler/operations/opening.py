@@ -9,5 +9,5 @@ from scheduler.wire.replies import Reply
 
 def opened(fs: FileSystem, lip: Lip, file: OpenKv) -> Reply:
     """Return the reply with a new handle on the file, and hint that its pages are needed."""
-    fs.volume.pager.will_need(file.table)
+    fs.volume.pager_of(file.table).will_need(file.table)
     return lip.opened(file)
