@@ -126,7 +126,7 @@ def lock(served: Daemon, kind: str, count: int) -> list[str]:
         few = attacker.cost_us("lock", 300)
         attacker.begin("lock", count)
         attacker.wait()
-        many = attacker.cost_us("lock", 300)
+        many = min(attacker.cost_us("lock", 300) for _ in range(2))  # a commit of names may fall into one of them
     return [f"locks, {kind}: {few:.0f} us beside some, {many:.0f} beside {count}"] if many > MAX_TIMES * few else []
 
 
