@@ -570,7 +570,7 @@ def test_an_open_file_does_not_hold_up_the_end_of_its_process(tmp_path: Path) ->
     program = f"""
 import sys
 from pathlib import Path
-from kvfs.names.plain import UNWRITTEN_BYTES, PlainFile, sync_all
+from kvfs.names.plain import PlainFile
 sys.kept = PlainFile(Path({str(tmp_path)!r}), "1.1.plain")
 sys.kept.write_at(0, b"kept")
 """
